@@ -18,7 +18,7 @@ RUN /tmp/tools/bin/uv pip install -q --python /opt/venv/bin/python --target /opt
 FROM ${BASE_IMAGE}
 RUN command -v tini >/dev/null \
  || { apt-get update -q && apt-get install -qy --no-install-recommends tini && rm -rf /var/lib/apt/lists/*; }
-# cuda: the build on PyPI, which runs on CPUs as well; cpu: a fifth of its size.
+# cuda: the build on PyPI (CUDA 13.2), which runs on CPUs as well; cpu: a fifth of its size.
 ARG TORCH=cuda
 COPY image/constraints.txt pyproject.toml /tmp/build/
 # uv comes and goes in one layer. Byte-compiled: on a read-only root every start would compile anew.

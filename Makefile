@@ -51,7 +51,7 @@ test-prometheus: venv  ## a real Prometheus with our rules and dashboard scrapes
 test-transformers: .transformers/.done  ## the same logits as Hugging Face's transformers, both ways
 	PYTHONPATH=.transformers HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/hugging_face
 
-# In a headless Chromium; pictures of what it shows lie in .report. With a run of a million steps.
+# In a headless Chromium; pictures of what it shows lie in .report.
 test-report: venv  ## the page of gptddp report in a browser; installs it by apt-get if need be
 	tests/browser/install
 	@mkdir -p .report

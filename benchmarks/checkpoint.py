@@ -110,7 +110,7 @@ def serve(path: str, folder: Path) -> None:
     print(flush=True)
     for line in sys.stdin:
         manifest = {"step": int(line), "generation": 1, "time": time.time(), "meta": {}}
-        store.commit(folder, {**manifest, "tensors": {}}, [data])
+        store.commit(folder, {**manifest, "run_id": None, "tensors": {}}, data)
         retention.prune(folder, 1)
         print(flush=True)
 

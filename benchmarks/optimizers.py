@@ -67,7 +67,7 @@ def runs(args: argparse.Namespace, seed: int) -> list[Run]:
 
 def prepare(out: Path) -> None:
     """The dataset, unless it is there."""
-    command = [sys.executable, "-c", "from gptddp import main; main()", "prepare"]
+    command = [sys.executable, "-c", "from gptddp.cli import cli; cli()", "prepare"]
     command += [sysconfig.get_paths()["stdlib"], "--include", "*.py", "--out", str(out / "data")]
     command += [it for name in LEFT_OUT for it in ("--exclude", name)]
     subprocess.run([*command, "--vocab-size", str(VOCABULARY)], check=True)

@@ -168,7 +168,7 @@ def prepare(folder: Path) -> Path:
     source.mkdir()
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-d]*.py")):
         (source / path.name).write_bytes(path.read_bytes())
-    command = [sys.executable, "-c", "from gptddp import main; main()", "prepare", str(source)]
+    command = [sys.executable, "-c", "from gptddp.cli import cli; cli()", "prepare", str(source)]
     command += ["--out", str(folder / "data"), "--vocab-size", "512"]
     subprocess.run(command, check=True, capture_output=True)
     return folder / "data"

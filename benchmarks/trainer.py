@@ -34,7 +34,8 @@ from gptddp.config import Config, with_preset
 from gptddp.distributed.connect import World, connect
 from gptddp.distributed.hardware import numerics, use
 from gptddp.model.gpt import GPT
-from gptddp.training import life
+from gptddp.training import entry, life
+from gptddp.training.stop import StopFlag
 
 # Of a variant in a round. The first ones warm up, and the loader fills its queue beside them: what
 # it packs ahead then lasts for much longer than the benchmark.
@@ -96,7 +97,7 @@ def ours(c: Config, world: World, laps: Laps) -> None:
 
     life.agree = agree_and_mark
     try:
-        train.train(c, world, train.StopFlag())
+        train.train(entry.begin(c, world, StopFlag()))
     finally:
         life.agree = agree
 
@@ -151,7 +152,7 @@ def prepare(folder: str) -> None:
     ]
     for i in range(400):
         (text / f"{i}.txt").write_text(" ".join(words.choices(lexicon, k=2000)))
-    command = [sys.executable, "-c", "from gptddp import main; main()", "prepare", str(text)]
+    command = [sys.executable, "-c", "from gptddp.cli import cli; cli()", "prepare", str(text)]
     command += ["--out", f"{folder}/data", "--vocab-size", str(VOCABULARY)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

@@ -102,7 +102,7 @@ def connected(wanted: str = "auto") -> Iterator[World]:
 def run(main: Callable[[], None]) -> NoReturn:
     """`main`, and then the end of this process with its exit code: without destructors.
 
-    That of gloo's group joins gloo's threads and holds the GIL meanwhile (torch 2.13). A thread
+    That of gloo's group joins gloo's threads and holds the GIL meanwhile (torch 2.15). A thread
     that needs the GIL to drop the tensor of the last collective then never ends, nor does the
     process, every other time on a busy machine. So the group is kept, and goes with the process.
     """

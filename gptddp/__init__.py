@@ -1,7 +1,6 @@
 """Pre-train GPT language models with PyTorch DDP, on pods that may be killed at any moment."""
 
 import os
-import sys
 
 __version__ = "0.1.0"
 
@@ -10,12 +9,3 @@ __version__ = "0.1.0"
 # on two cores a step took 8 to 25 times as long as with threads that sleep (1.2 to 4.1 k tokens/s
 # against 32 k), and twice as long beside another busy process.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-
-def main() -> None:
-    """Run the `gptddp` command, or say what to install when its packages are absent."""
-    try:
-        from gptddp.cli import cli
-    except ModuleNotFoundError as error:
-        sys.exit(f"gptddp needs the package {error.name}: pip install 'gptddp[train]'")
-    cli()

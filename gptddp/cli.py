@@ -1,22 +1,26 @@
 """The `gptddp` command. Commands import what they need when they run, so that --help is quick."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-import click
+try:
+    import click
+except ModuleNotFoundError as error:
+    sys.exit(f"gptddp needs the package {error.name}: pip install 'gptddp[train]'")
 
 from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
-from gptddp.files import FULL, MISPLACED, exists, explain, may_pass
+from gptddp.files import FULL, MISPLACED, explain, may_pass
 from gptddp.inference.commands import evaluate, sample
-from gptddp.prepare.commands import prepare, repack
+from gptddp.prepare.commands import prepare
 
 
 class _Group(click.Group):
-    """Ends a command that meets a user's mistake with its message and exit code.
+    """A command that meets a user's mistake ends with a message and an exit code.
 
-    An error of a volume that may pass, or is full, is exit code 1; what is in a file's place, 2.
+    An error of a volume that may pass, or is full, is exit code 1; a folder in a file's place, 2.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -48,9 +52,12 @@ def cli() -> None:
 
 
 def _run_dir(run: Path) -> Path:
-    """The run directory, or an error: an empty answer would look like an empty run."""
-    if not exists(run / "config.json"):
-        raise ConfigError(f"{run} is not a run directory: it has no config.json")
+    """The run directory; ConfigError for another folder, which would look like an empty run."""
+    from gptddp.run.directory import is_run
+
+    if not is_run(run):
+        fix = "give the folder that --run-dir has named"
+        raise ConfigError(f"{run} is not a run directory, it has neither ledger nor log: {fix}")
     return run
 
 
@@ -71,24 +78,26 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
     ctx.exit(main(args))
 
 
-for command in (prepare, repack, sample, evaluate):
+for command in (prepare, sample, evaluate):
     cli.add_command(command)
 
 
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--verify", is_flag=True, help="Read every byte and compare it with its hash.")
-@click.option("--prune", is_flag=True, help="First delete all but the newest valid ones.")
-@click.option(
-    "--keep", type=click.IntRange(1), metavar="N", help="So many stay with --prune. [the run's]"
-)
 @click.option(
     "--export",
     "out",
     type=click.Path(path_type=Path),
     metavar="OUT",
-    help="Write the newest valid one's model as a GPT-2 of Hugging Face's transformers to the new "
-    "folder OUT, or to OUT.safetensors without tokenizer and configuration.",
+    help="Write a checkpoint's model for Hugging Face's transformers, as a GPT-2, Llama or Qwen 3, "
+    "to the new folder OUT.",
+)
+@click.option(
+    "--step",
+    type=int,
+    metavar="N",
+    help="With --export: step of the checkpoint. [default: newest valid]",
 )
 @click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
 @click.pass_context
@@ -96,9 +105,8 @@ def checkpoints(
     ctx: click.Context,
     run: Path,
     verify: bool,
-    prune: bool,
-    keep: int | None,
     out: Path | None,
+    step: int | None,
     data: str | None,
 ) -> None:
     """List the checkpoints of RUN, newest first; exit code 4 if none can be used.
@@ -111,15 +119,14 @@ def checkpoints(
     """
     from gptddp.checkpoint.retention import list_checkpoints
 
-    if keep and not prune:
-        raise ConfigError("--keep says how many stay with --prune: give both")
+    if step is not None and not out:
+        raise ConfigError("--step says which checkpoint --export writes: give both")
     if out:
         from gptddp.inference.export import export
 
-        click.echo(f"step {export(_run_dir(run), out, data)} is exported to {out}", err=True)
+        step = export(_run_dir(run), out, data, step)
+        click.echo(f"step {step} is exported to {out}", err=True)
         return
-    if prune:
-        _prune(_run_dir(run), keep)
     found = list_checkpoints(_run_dir(run), full=verify)
     for it in found:
         size = f"{it.nbytes / 1e6:.1f} MB"
@@ -128,17 +135,6 @@ def checkpoints(
         click.echo(f"{run} has no checkpoints", err=True)
     if not any(it.ok for it in found):
         ctx.exit(4)
-
-
-def _prune(run: Path, keep: int | None) -> None:
-    """Delete all but the newest valid checkpoints; `keep`: how many, None for the run's number."""
-    from gptddp.checkpoint.retention import prune_by_hand
-    from gptddp.config import Config, with_preset
-    from gptddp.run.directory import config_of
-
-    config = with_preset(config_of(run) or Config(), accelerator=False)
-    for name in prune_by_hand(run, keep or config.keep, config.keep_every):
-        click.echo(f"deleted {name}", err=True)
 
 
 @cli.command()
@@ -160,27 +156,21 @@ def log(ctx: click.Context, run: Path) -> None:
         it.add(generation, line)
         click.echo(json.dumps(line))
     if wrong := it.found():
-        click.echo(visible_lines(log_check.told(run, wrong)), err=True)
+        click.echo(visible_lines(log_check.not_whole(run, wrong)), err=True)
         ctx.exit(1)
 
 
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--data", default="", metavar="DIR", help="The dataset; by default the run's own.")
+@click.option("--data", default="", metavar="DIR", help="Dataset. [default: the run's]")
 @click.option(
     "--whole", is_flag=True, help="All steps from the seed, not from the oldest checkpoint."
 )
-@click.option(
-    "--init-from",
-    default="",
-    metavar="DIR",
-    help="The folder that the run was begun from; by default where it was.",
-)
 @click.pass_context
-def audit(ctx: click.Context, run: Path, data: str, whole: bool, init_from: str) -> None:
+def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
     """Compute the steps of RUN once more, and compare every bit with its log and checkpoints.
 
-    Exit code 0 when all is the same, 1 at the first difference, 2 when that cannot be told here.
+    Exit code 0 when all is the same, 1 at the first difference, 2 when this machine cannot say.
 
     \b
     gptddp audit runs/first --whole
@@ -188,10 +178,7 @@ def audit(ctx: click.Context, run: Path, data: str, whole: bool, init_from: str)
     from gptddp.audit import audit as recompute
     from gptddp.audit import describe
 
-    def tell(what: str) -> None:
-        click.echo(what, err=True)
-
-    report = recompute(_run_dir(run), data, whole, tell, init_from)
+    report = recompute(_run_dir(run), data, whole, lambda what: click.echo(what, err=True))
     click.echo(visible_lines(describe(report)))
     ctx.exit(report.exit_code)
 
@@ -203,18 +190,18 @@ def audit(ctx: click.Context, run: Path, data: str, whole: bool, init_from: str)
 def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
     """Compare what two runs trained on, step by step; exit code 1 at the first difference.
 
-    Exit code 0 when all steps that both have logged are the same, 2 when that cannot be told.
+    Exit code 0 when all steps that both have logged are the same, 2 when they cannot be compared.
 
     \b
     gptddp fingerprints runs/undisturbed runs/killed
     """
     from gptddp.fingerprints import compare, describe
-    from gptddp.run.log_check import told
+    from gptddp.run.log_check import not_whole
 
     result = compare(_run_dir(run_a), _run_dir(run_b))
-    for run, wrong in zip(result.runs, result.wrong, strict=True):
-        if wrong:
-            click.echo(visible_lines(told(run, wrong)), err=True)
+    for it in (result.a, result.b):
+        if it.wrong:
+            click.echo(visible_lines(not_whole(it.run, it.wrong)), err=True)
     click.echo(visible_lines(describe(result)))
     ctx.exit(0 if result.difference is None else 1)
 
@@ -227,7 +214,7 @@ def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
     default="report.html",
     show_default=True,
     metavar="FILE",
-    help="The page; an older one is replaced.",
+    help="File of the page; an older page is replaced.",
 )
 def report(runs: tuple[Path, ...], out: Path) -> None:
     """Draw runs on one page that needs no network: curves, restarts, where the time went.
@@ -240,6 +227,6 @@ def report(runs: tuple[Path, ...], out: Path) -> None:
     """
     from gptddp.report.page import report as draw
 
-    nbytes, drawn = draw(runs, out, lambda what: click.echo(visible(what), err=True))
+    nbytes, drawn = draw([_run_dir(run) for run in runs], out)
     click.echo(f"{nbytes / 1e6:.1f} MB, of {drawn} run{'s' * (drawn > 1)}:", err=True)
     click.echo(visible(out))

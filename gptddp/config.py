@@ -13,23 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gptddp.errors import ConfigError
-from gptddp.presets import OPTIMIZERS, PRESETS, check_shape, fine_tuning_rate, given_by
+from gptddp.presets import OPTIMIZERS, PRESETS, fine_tuning_rate, given_by, wrong_shape
 
-# What becomes of a field when a run is continued.
+# What becomes of a field when a run is continued; `flags.continued` goes by it.
 FIXED = "fixed"  # it decides the model, or what is computed on which rows: another value is refused
 KEPT = "kept"  # it stays as the run has it; another value that is given counts, and is recorded
-START = "start"  # of one start on one machine, and not of the run: each start brings its own
-
-# Why a field is not of the run.
-NOT_OF_THE_RUN = {
-    "data": "a path, which may change; the data itself is fixed, by its hash",
-    "run_dir": "a path, which may change; it is the run",
-    "cache_dir": "a folder of the machine; it changes no row",
-    "device": "what the machine has; what it computes with is fixed, as `precision`",
-    "init_from": "a path, which may change; the weights themselves are fixed, by their hash",
-    "from_scratch": "a word for one start",
-    "metrics_port": "a port of the machine, or of the pod",
-}
+# A path, a port, a device or a word for one start: each start brings its own. What the paths lead
+# to is fixed by hashes, and what the device computes with as `precision`.
+START = "start"
 
 
 def _f(
@@ -84,8 +75,7 @@ class Config:
     init_sha256: str = _f(
         "",
         FIXED,
-        "hash of the weights of init_from, as the run's config.json has it; by default what is "
-        "found there",
+        "hash of the weights of init_from, as the run has it; by default what is found there",
     )
     norm: str = _f("layernorm", FIXED, "layernorm, or rmsnorm: no weights, no biases anywhere")
     positions: str = _f("learned", FIXED, "learned embeddings, or rope: rotated queries and keys")
@@ -115,8 +105,7 @@ class Config:
     pack: str = _f(
         None,
         FIXED,
-        "documents to rows: best-fit (few are cut) or concat (cut every T tokens); runs of version "
-        "0.1.0 have best-fit-0.1 or concat-0.1",
+        "documents to rows: best-fit (few are cut) or concat (cut every T tokens)",
     )
     mask: str = _f(
         None, FIXED, "none, or document: attention and positions within a document of a row"
@@ -152,14 +141,14 @@ class Config:
         "steps; starts, evaluations and checkpoints do not count; 0: no limit",
         least=0,
     )
-    # times final_lr and weight_decay it is still a number of fp32
+    # times weight_decay it is still a number of fp32
     lr: float = _f(None, KEPT, "peak learning rate", least=0, most=1e30)
     final_lr: float = _f(
         0.1,
         KEPT,
         "learning rate at the end of steps, max_tokens or max_time, as a part of the peak",
         least=0,
-        most=1e3,
+        most=1,
     )
     schedule: str = _f(
         "cosine",
@@ -223,17 +212,23 @@ class Config:
     from_scratch: bool = _f(
         False, START, "begin at step 0 again where all checkpoints of the run are gone"
     )
+    from_step: int = _f(
+        0,
+        START,
+        "go back to the kept checkpoint of this step, and leave all steps beyond it; 0: no",
+        least=0,
+    )
     metrics_port: int = _f(
         None, START, "port of rank 0's metrics; 0, as by default: none", least=0, most=65535
     )
 
     def __post_init__(self) -> None:
-        _check(self)
-
-    @property
-    def as_0_1(self) -> bool:
-        """Is it of a run that version 0.1.0 has begun, and that goes on as it was begun?"""
-        return str(self.pack).endswith("-0.1")
+        """Raise ConfigError with the field, the rule and a fix for anything that cannot work."""
+        for name in FIELDS:
+            if (value := getattr(self, name)) is not None:
+                _check_value(name, value)
+        if wrong := wrong_shape(self):
+            raise ConfigError(wrong)
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
@@ -245,7 +240,7 @@ _CHOICES = {
     "qk_norm": ("none", "rmsnorm"),
     "head": ("tied", "untied"),
     "extras": ("none", "autoresearch"),
-    "pack": ("best-fit", "concat", "best-fit-0.1", "concat-0.1"),
+    "pack": ("best-fit", "concat"),
     "mask": ("none", "document"),
     "optimizer": tuple(OPTIMIZERS),
     "schedule": ("cosine", "linear", "wsd"),
@@ -266,16 +261,6 @@ def shown(value: Any) -> str:
     except ValueError:  # an integer of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:60]}..."
-
-
-def _check(c: Config) -> None:
-    """Raise ConfigError with the field, the rule and a fix for anything that cannot work."""
-    for name in FIELDS:
-        if (value := getattr(c, name)) is not None:
-            _check_value(name, value)
-    check_shape(c)
-    if c.reduce == "exact" and c.as_0_1:
-        raise ConfigError(f"pack is {c.pack}, as version 0.1.0 packed: use --reduce fast with it")
 
 
 def _check_value(name: str, value: Any) -> None:
@@ -318,7 +303,7 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
     """Fill every field that was left open from preset and defaults; `accelerator`: is there a GPU.
 
     Only `metrics_port` stays open, and `precision`, `matmul`, `attention`, `threads` and `device`:
-    the hardware decides, of a run of version 0.1.0 at each start.
+    the hardware decides.
     """
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()}

@@ -8,7 +8,6 @@ slow machine, too. All files are in `demo/`.
 """
 
 import argparse
-import json
 import math
 import os
 import shlex
@@ -23,7 +22,7 @@ from typing import Any
 
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
-from gptddp.run.directory import FINISHED
+from gptddp.run import summary
 from gptddp.run.history import history, read_ledger
 
 NAME = "demo"
@@ -49,8 +48,8 @@ def say(text: str) -> None:
 def command(program: str, *args: str) -> list[str]:
     """A command of ours as it can be run here; printed as a user types it."""
     print(f"$ {program} {shlex.join(args)}", flush=True)
-    module = "gptddp.k8s" if program == "gptddp-k8s" else "gptddp"
-    return [sys.executable, "-c", f"from {module} import main; main()", *args]
+    begin = "k8s import main" if program == "gptddp-k8s" else "cli import cli as main"
+    return [sys.executable, "-c", f"from gptddp.{begin}; main()", *args]
 
 
 def prepare(data: Path, packages: bool = False) -> None:
@@ -94,21 +93,15 @@ def kill_after(
     return None
 
 
-def recovery(run: Path, killed: float) -> str:
-    """Seconds from the kill to the next new step, and how many steps were done again."""
-    starts = [event for event in read_ledger(run) if event["event"] == "start"]
-    lives = [start for start in starts if start["time"] > killed]
-    lines = [json.loads(line) for log in run.glob("log.*.jsonl") for line in log.open()]
-    before = max((line["step"] for line in lines if line["time"] <= killed), default=0)
-    world = max(start["world_size"] for start in starts)
-    new = [line for line in lines if line["step"] > before and line["time"] > killed]
-    full = [line["time"] for line in new if line["world_size"] == world]
-    if not new:
+def recoveries(run: Path, killed: float) -> str:
+    """What the kill has cost, by the ledger: seconds to the next new step, and steps redone."""
+    after = [event for event in read_ledger(run) if event["time"] > killed]
+    ends = [event for event in after if event["event"] == "recovered"]
+    if not ends:
         return "none: the time was over before the next step"
-    text = f"{min(line['time'] for line in new) - killed:.1f} s from the kill to the next new step"
-    if full:  # else the time was over before the new pod was there
-        text += f", {min(full) - killed:.1f} s to the next one with {world} ranks"
-    return f"{text}; {sum(start['redo'] for start in lives)} steps done again"
+    redone = sum(event["redo"] for event in after if event["event"] == "start")
+    seconds = ", then ".join(f"{it['total_s']:.1f} s (to {it['world_size']} ranks)" for it in ends)
+    return f"{seconds} from the last step to the next new one; {redone} steps done again"
 
 
 def report(run: Path, data: Path, killed: float | None) -> bool:
@@ -116,25 +109,22 @@ def report(run: Path, data: Path, killed: float | None) -> bool:
     last = last_line(run)
     val = (read_json(data / "dataset.json") or {})["splits"]["val"]
     bits = val["unigram_entropy_nats"] * val["tokens"] / val["text_bytes"] / math.log(2)
-    say("Result")
-    print(
-        f"validation loss  {last['val_bpb']:.3f} bits a byte "
-        f"({bits:.3f}: a model that knows only how frequent tokens are)"
-    )
     complete = [line["step"] for line in history(run)] == list(range(1, last["step"] + 1))
-    print(
-        f"steps            {last['step']}, {last['tokens'] / 1e6:.1f} M tokens; "
-        f"{'none' if complete else 'SOME'} missing or doubled in the log"
-    )
+    missing = "none" if complete else "SOME"
+    say("Result")
+    print(f"validation loss  {last['val_bpb']:.3f} bits/byte")
+    print(f"baseline         {bits:.3f} bits/byte (token frequencies only)")
+    print(f"steps            {last['step']}, {last['tokens'] / 1e6:.1f} M tokens")
+    print(f"in the log       {missing} missing or doubled")
     print(f"data             chain of all batch fingerprints {last['chain_fp']}")
     if killed is not None:
-        print(f"recovery         {recovery(run, killed)}")
+        print(f"recovery         {recoveries(run, killed)}")
     return complete
 
 
 def show(run: Path, job_dir: Path) -> int:
-    """The same bits once more, a sample, and what there is to look at; an exit code."""
-    say("The same bits? One process computes the last steps, with the kill, once more")
+    """Audit the last steps, sample, and draw; an exit code."""
+    say("The same bits? One process computes the last steps once more, those around the kill too")
     audited = subprocess.run(command("gptddp", "audit", str(run))).returncode
     say("A sample")
     prompt = ("--prompt", "def", "--tokens", "200", "--temperature", "0.6")
@@ -142,16 +132,6 @@ def show(run: Path, job_dir: Path) -> int:
     say("The run on one page")
     page = job_dir.parents[1] / "report.html"
     drawn = subprocess.run(command("gptddp", "report", str(run), "--out", str(page))).returncode
-    say("Look at")
-    for what, why in (
-        (f"gptddp sample {run} --prompt 'class '", "another one"),
-        (f"gptddp log {run}", "every step, as JSON: loss, rate, tokens a second, fingerprints"),
-        (f"gptddp checkpoints {run}", "what the run can go on from"),
-        (str(run / "ledger.jsonl"), "every life of the run: where the seconds of the kill went"),
-        (str(job_dir / "logs"), "what each pod wrote"),
-        ("docs/tutorial.md", "the same by hand, with a text of yours, and on a cluster"),
-    ):
-        print(f"{what}\n    {why}")
     print(f"\nIn a browser, curves, the kill and what it cost:\n{page.absolute()}")
     return audited or sampled or drawn
 
@@ -166,7 +146,7 @@ def main() -> int:
     prepare(data)
 
     job_dir = args.dir / "jobs" / NAME
-    if (run / FINISHED).exists():
+    if summary.read(run).is_finished:
         say("The last demo's run is complete: removing it, to train a new one")
         shutil.rmtree(run)
         shutil.rmtree(job_dir, ignore_errors=True)

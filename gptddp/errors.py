@@ -1,25 +1,4 @@
-"""Every error of the package, with the exit code that it ends a process with. Stdlib only.
-
-GptddpError               2   any mistake in what the user gave
-├── ConfigError           2   a flag, a TOML key, or a run directory of another configuration
-├── DataError             2   a source, a dataset or a tokenizer
-│   └── BadRowGroup       2   a row group that cannot be read
-├── NonFiniteError        3   too many steps in a row without a finite loss and gradient
-├── CheckpointError       4   checkpoints exist and none is valid, or all are gone
-├── CrashLoopError        5   the same step failed in three lives by the trainer's own error
-├── Stopped             143   a signal asked for the stop; the run can be continued
-├── Superseded            1   a later life of the run, or another job, goes on with it
-├── ClusterError          1   the Kubernetes API server cannot be reached, or refuses
-├── NotFoundError       102   there is no PyTorchJob of that name
-├── JobFailed           100   the program of a batch Job ended with an error, or cannot run
-└── TimedOut            124   the wait is over before the Job is
-LifeLost                  1   the life is over and the run goes on: torchrun starts the ranks again
-├── LostPeer              1   a collective has failed because another rank is gone or silent
-├── BadMessage            1   another rank has sent what cannot be read
-├── Hung                  1   this rank has not come further for too long
-└── Diverged              1   the ranks do not hold the same state
-Unusable                      one checkpoint cannot be loaded; the one before may be
-"""
+"""Every error of the package, with the exit code that it ends a process with. Stdlib only."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,7 +16,7 @@ def visible(text: object) -> str:
 
 
 def visible_lines(text: object) -> str:
-    """The same of a text that may have several lines, and tabs."""
+    """`visible` of a text that may have several lines, and tabs."""
     kept = str(text).split("\n")
     return "\n".join("\t".join(map(visible, line.split("\t"))) for line in kept)
 
@@ -72,13 +51,17 @@ class CheckpointError(GptddpError):
 class AuditError(GptddpError):
     """It cannot be told here whether a run is what its log says."""
 
-    exit_code = 2
-
 
 class CrashLoopError(GptddpError):
     """The same step has failed in three lives by the trainer's own error."""
 
     exit_code = 5
+
+
+class Finished(GptddpError):
+    """The run is complete, and this start has no step to do: nothing is written."""
+
+    exit_code = 0
 
 
 class Stopped(GptddpError):
@@ -88,13 +71,13 @@ class Stopped(GptddpError):
 
 
 class Superseded(GptddpError):
-    """Another process has the run now: not final, torchrun may start this one again."""
+    """A later life of the run, or another job, has it now: torchrun may start this one again."""
 
     exit_code = 1
 
 
 class BadRowGroup(DataError):
-    """A row group that cannot be read, however often it is tried: one of a lane that needs it now.
+    """A row group that cannot be read, however often it is tried, and that a lane needs now.
 
     group: where it stands in the loader's list of row groups.
     """
@@ -102,37 +85,6 @@ class BadRowGroup(DataError):
     def __init__(self, message: str, group: int) -> None:
         super().__init__(message)
         self.group = group
-
-
-# -- of `gptddp-k8s` -----------------------------------------------------------------------------
-
-
-class ClusterError(GptddpError):
-    """The API server cannot be reached, or refuses. status: of HTTP, 0 where no answer came."""
-
-    exit_code = 1
-
-    def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class NotFoundError(GptddpError):
-    """There is no PyTorchJob of that name."""
-
-    exit_code = 102
-
-
-class JobFailed(GptddpError):
-    """The program of a batch Job ended with an error, or cannot run."""
-
-    exit_code = 100
-
-
-class TimedOut(GptddpError):
-    """The wait is over before the Job is."""
-
-    exit_code = 124
 
 
 # -- what ends a life, and not the run -----------------------------------------------------------
@@ -145,11 +97,11 @@ class LifeLost(RuntimeError):
 
 
 class LostPeer(LifeLost):
-    """A collective has failed, and who is to blame has been found out as far as may be."""
+    """A collective has failed because another rank is gone or silent."""
 
 
 class BadMessage(LifeLost):
-    """Another rank has sent what is no value of the kind that is due: nothing is done with it."""
+    """Another rank has sent a value of another kind than is due: it is not used."""
 
     def __init__(self, sender: str, what: str) -> None:
         super().__init__(
@@ -163,16 +115,16 @@ class Hung(LifeLost):
 
 
 class Diverged(LifeLost):
-    """The ranks do not hold the same state: what each holds is worth nothing."""
+    """The ranks do not hold the same state: no rank's state can be used."""
 
     def __init__(self, digests: Mapping[int, int], step: int, names: Sequence[str]) -> None:
         """`digests`: of each rank's state; `names`: every rank as a message says it, by rank."""
         value, count = Counter(digests.values()).most_common(1)[0]
-        told = 2 * count > len(digests)
-        self.ranks = [rank for rank, digest in digests.items() if not told or digest != value]
+        majority = 2 * count > len(digests)
+        self.ranks = [rank for rank, digest in digests.items() if not majority or digest != value]
         self.names = [names[rank] for rank in self.ranks]
         which = f"{', '.join(self.names)} differ{'s' if len(self.ranks) == 1 else ''} from the rest"
-        if not told:
+        if not majority:
             which = f"there is no majority to tell which of {' and '.join(self.names)} is wrong"
         super().__init__(
             f"after step {step} the ranks do not hold the same parameters and optimizer state: "
@@ -181,7 +133,7 @@ class Diverged(LifeLost):
         )
 
 
-# -- what never reaches a user as it is ----------------------------------------------------------
+# -- caught inside the package ------------------------------------------------------------------
 
 
 class Unusable(Exception):

@@ -20,6 +20,7 @@ _FIXES = {
     errno.EACCES: "let this user read and write there",
     errno.EISDIR: "move away the directory that is in a file's place",
     errno.ENOTDIR: "move away the file that is in a directory's place",
+    errno.EEXIST: "move away the file that is in a directory's place",
     errno.ELOOP: "move away the symbolic link that is in a file's place",
 }
 TRANSIENT = (  # of a volume that may come back

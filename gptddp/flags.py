@@ -1,5 +1,6 @@
 """A configuration from flags, from TOML and from what a run has saved; standard library only."""
 
+import argparse
 import dataclasses
 import functools
 import sys
@@ -15,6 +16,7 @@ from gptddp.presets import PARTS
 GPT2 = {name: FIELDS[name].metadata["default"] for name in PARTS}
 
 STDIN = "-"
+_OF_ONE_START = ("from_scratch", "from_step")  # not even of the run as it is on this machine
 _METAVARS = {"data": "DIR", "run_dir": "DIR", "init_from": "DIR", "preset": "NAME", "betas": "A,B"}
 
 
@@ -24,7 +26,9 @@ def from_toml(path: str | Path) -> dict[str, Any]:
     table, path = table.get("train", {k: v for k, v in table.items() if k != "job"}), name_of(path)
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: train is {shown(table)}, but it must be a table: [train]")
-    return {key: _from_value(f"{path}: {key}", _known(path, key), v) for key, v in table.items()}
+    if unknown := [key for key in table if key not in FIELDS]:
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}{did_you_mean(unknown[0], FIELDS)}")
+    return {key: _from_value(f"{path}: {key}", key, v) for key, v in table.items()}
 
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
@@ -62,48 +66,34 @@ def _once(stream: TextIO | Path) -> str:
     return stream.read_text("utf-8") if isinstance(stream, Path) else stream.read()
 
 
-def from_values(values: Mapping[str, Any], where: str) -> Config:
-    """A configuration from the fields that `dataclasses.asdict` has given, as JSON keeps them.
-
-    Raises ConfigError, with `where` they are from, for an unknown field or a value of another type.
-    """
-    typed: dict[str, Any] = {}
-    for name, value in values.items():
-        known = _known(where, name)
-        typed[known] = None if value is None else _from_value(f"{where}: {name}", known, value)
-    return Config(**typed)
-
-
 def from_saved(path: str | Path, values: Mapping[str, Any]) -> Config:
-    """The configuration that a run has saved; a field that it lacks, or that is null, is open.
+    """The configuration that a run has recorded; a field that it lacks, or that is null, is open.
 
-    But for the parts of its model: a run of an older version is a GPT-2.
-    Fields that this version does not know are left out. Raises ConfigError, naming the file, for
-    values that no version can have written.
+    Raises ConfigError, naming the file, for values that this version cannot have written.
     """
-    given = {name: v for name, v in values.items() if name in FIELDS and v is not None}
-    if "reduce" not in values and isinstance(pack := given.get("pack"), str):
-        given |= {"reduce": "fast", "pack": f"{pack}-0.1"}  # 0.1.0: it goes on as it was begun
-    given = GPT2 | {"attention": "fused"} | given  # what there was before the field
-    if "n_head" in given:
-        given.setdefault("kv_heads", given["n_head"])
+    given = {name: v for name, v in values.items() if v is not None}
+    if unknown := sorted(given.keys() - FIELDS.keys()):
+        raise ConfigError(
+            f"{path} has fields of a newer gptddp ({', '.join(unknown)[:200]}): use the version "
+            "that has written them"
+        )
     try:
         return Config(**{name: _from_value(name, name, value) for name, value in given.items()})
     except ConfigError as error:
         raise ConfigError(f"{path} cannot be used ({error}): put it back from a backup") from error
 
 
-def _known(path: str | Path, key: str) -> str:
-    if key not in FIELDS:
-        raise ConfigError(f"{path}: unknown key {key!r}{did_you_mean(key, FIELDS)}")
-    return key
+def to_saved(config: Config) -> dict[str, Any]:
+    """The fields as a run records them, and as JSON keeps them."""
+    fields = {name: getattr(config, name) for name in FIELDS if name not in _OF_ONE_START}
+    return {name: list(it) if isinstance(it, tuple) else it for name, it in fields.items()}
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`: did you mean 'x'?`, or the whole list where nothing is near."""
-    names = list(known)
     import difflib
 
+    names = list(known)
     near = difflib.get_close_matches(word, names, n=1)
     return f": did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"
 
@@ -161,65 +151,36 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _print_help(prog: str) -> NoReturn:
-    """What every field is; ends the process, as --help does."""
-    import argparse
+class _Parser(argparse.ArgumentParser):
+    """A flag for each field, without its default; a mistake is a ConfigError."""
 
-    p = argparse.ArgumentParser(prog=prog, description="Train a GPT.")
-    p.add_argument("--config", metavar="FILE", help="TOML file; its [train] table is read")
-    for name, f in FIELDS.items():
-        text, default = f.metadata["help"], f.metadata["default"]
-        if _kind(name) == "bool":
-            p.add_argument(flag(name), action="store_true", help=text)
-            continue
-        note = "" if default in (None, "") else f" (default: {default})"
-        p.add_argument(flag(name), metavar=_metavar(name), help=text + note)
-    p.print_help()
-    sys.exit(0)
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, description="Train a GPT.", allow_abbrev=False)
+        self.add_argument("--config", metavar="FILE", help="TOML file; its [train] table is read")
+        for name, f in FIELDS.items():
+            text, default = f.metadata["help"], f.metadata["default"]
+            if _kind(name) == "bool":
+                self.add_argument(flag(name), action="store_true", default=None, help=text)
+                continue
+            note = "" if default in (None, "") else f" (default: {default})"
+            metavar = _METAVARS.get(name, _kind(name).upper())
+            self.add_argument(flag(name), metavar=metavar, help=text + note)
 
-
-_CONFIG = "--config"
-
-
-def _given(args: Sequence[str]) -> dict[str, Any]:
-    """The fields, or `--config`, that flags name, with their texts; True of one without."""
-    known = {flag(name): name for name in FIELDS} | {_CONFIG: _CONFIG}
-    given: dict[str, Any] = {}
-    words = iter(args)
-    for word in words:
-        option, equals, text = word.partition("=")
-        if not word.startswith("-"):
-            raise ConfigError(f"unexpected argument {shown(word)}: give its option, as --steps 90")
-        if option not in known:
-            raise ConfigError(f"unknown option {shown(option)}{did_you_mean(option, known)}")
-        name = known[option]
-        if name in FIELDS and _kind(name) == "bool":
-            if equals:
-                raise ConfigError(f"{option} takes no value: leave out ={shown(text)}")
-            given[name] = True
-            continue
-        if not equals:
-            text = next(words, "--")
-            if text.startswith("-") and text != STDIN and not _is_negative(text):
-                raise ConfigError(f"{option} needs a value: {option} {_metavar(name)}")
-        given[name] = text
-    return given
-
-
-def _is_negative(text: str) -> bool:
-    return text[1:2].isdigit() or text[1:2] == "."
-
-
-def _metavar(name: str) -> str:
-    return "FILE" if name == _CONFIG else _METAVARS.get(name, _kind(name).upper())
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message[:200])
 
 
 def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
     """Flags, over the TOML file that `--config` names, over the defaults."""
-    if {"-h", "--help"} & {*args}:
-        _print_help(prog)
-    given = _given(args)
-    path = given.pop(_CONFIG, None)
+    parser = _Parser(prog)
+    found, rest = parser.parse_known_args(args)
+    for word in rest:
+        if not word.startswith("-"):
+            raise ConfigError(f"unexpected argument {shown(word)}: give its option, as --steps 90")
+        option, known = word.partition("=")[0], map(flag, FIELDS)
+        raise ConfigError(f"unknown option {shown(option)}{did_you_mean(option, known)}")
+    given = {name: text for name, text in vars(found).items() if text is not None}
+    path = given.pop("config", None)
     values = {} if path is None else from_toml(path)
     values |= {name: _from_text(name, text) for name, text in given.items()}
     return Config(**values)

@@ -5,8 +5,6 @@ And which values of these fields cannot be together.
 
 from typing import Any
 
-from gptddp.errors import ConfigError
-
 # Shapes of GPT-2 (Radford et al. 2019, table 2). Peak learning rates of GPT-3 at the same sizes
 # (Brown et al. 2020, table 2.1), which is also its batch of 0.5 M tokens. `tiny` is ours: a step
 # of 12 k tokens, a fraction of a second on two cores. `modern` and `modern-tiny` have the parts of
@@ -86,42 +84,40 @@ def fine_tuning_rate(n_embd: int, optimizer: str | None) -> float:
     return float(given_by(wide[0], optimizer)["lr"] / FINE_TUNING)
 
 
-def check_shape(c: Any) -> None:  # a Config, whose module imports this one
-    """Raise ConfigError for fields that cannot be together; those that are open are not looked at.
-
-    Each message names the field, the rule and a fix.
-    """
+def wrong_shape(c: Any) -> str:  # a Config, whose module imports this one
+    """Which fields cannot be together, with the rule and a fix; "": none of those that are set."""
     if c.batch and c.lanes and c.batch % c.lanes:
         low = c.batch // c.lanes * c.lanes
         fix = f"{low} or {low + c.lanes}" if low else f"{c.lanes}"
-        raise ConfigError(
+        return (
             f"batch {c.batch} is not divisible by lanes {c.lanes}: use a batch of {fix}, "
             f"or lanes that divide {c.batch}"
         )
     if c.n_embd and c.n_head and c.n_embd % c.n_head:
         near = max(c.n_head, c.n_embd // c.n_head * c.n_head)
-        raise ConfigError(
+        return (
             f"n_embd {c.n_embd} is not divisible by n_head {c.n_head}: "
             f"use {near} or {near + c.n_head}"
         )
     if c.kv_heads and c.n_head and c.n_head % c.kv_heads:
         heads = max(n for n in range(1, min(c.kv_heads, c.n_head) + 1) if c.n_head % n == 0)
-        raise ConfigError(
+        return (
             f"n_head {c.n_head} is not divisible by kv_heads {c.kv_heads}: each head of keys and "
             f"values serves as many heads of queries; use --kv-heads {heads}"
         )
     if c.positions == "rope" and c.n_embd and c.n_head and (size := c.n_embd // c.n_head) % 2:
-        raise ConfigError(
+        return (
             f"positions is rope, which turns pairs, and a head has {size} channels: "
             f"use --n-embd {c.n_embd + c.n_head}, or another n_head"
         )
     if c.windows is not None and (not c.windows or set(c.windows) - set("SL")):
-        raise ConfigError(
+        return (
             f"windows is {c.windows[:60]!r}: use a pattern of S (half a row) and L (all of it), "
             "such as SSSL, or L"
         )
     if c.extras == "autoresearch" and c.head == "tied":
-        raise ConfigError(
+        return (
             "extras autoresearch begins with embeddings far too large for an output that is tied "
             "to them: use --head untied"
         )
+    return ""

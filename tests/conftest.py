@@ -1,6 +1,7 @@
 """Fixtures that are shared: texts, a small real corpus, the runners of local jobs."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.beside import beside_others
 from support.paths import ROOT
+from support.processes import ending, kill
 from support.toy import SMALL, training_here
 
 
@@ -33,7 +35,7 @@ def corpus(tmp_path_factory) -> Path:
     source.mkdir()
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-d]*.py")):
         (source / path.name).write_bytes(path.read_bytes())
-    code = "from gptddp import main; main()"
+    code = "from gptddp.cli import cli; cli()"
     command = [sys.executable, "-c", code, "prepare", str(source), "--out", str(folder / "data")]
     subprocess.run([*command, "--vocab-size", "512"], check=True, capture_output=True)
     return folder / "data"
@@ -71,16 +73,7 @@ def run(corpus, tmp_path, monkeypatch, train_here):
 @pytest.fixture
 def spawn():
     """subprocess.Popen; none of its processes outlives the test."""
-    started = []
-
-    def begin(*args, **kwargs):
-        started.append(subprocess.Popen(*args, **kwargs))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
+    yield from ending(subprocess.Popen, kill)
 
 
 @pytest.fixture
@@ -88,16 +81,7 @@ def forked():
     """support.forked.fork; none of its processes outlives the test."""
     from support.forked import fork
 
-    started = []
-
-    def begin(*args, **kwargs):
-        started.append(fork(*args, **kwargs))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.wait(60)
+    yield from ending(fork, kill)
 
 
 @pytest.fixture
@@ -108,30 +92,17 @@ def start(tmp_path):
     from gptddp.k8s.local import reaper
     from gptddp.k8s.render import manifest
 
-    started = []
-
     def begin(built, *flags, folder=tmp_path / "local"):
-        path = tmp_path / f"{len(started)}.yaml"
+        path = tmp_path / f"{secrets.token_hex(4)}.yaml"
         path.write_text(manifest.to_yaml([built]))
         command = [sys.executable, "-c", RUN, str(path), str(folder), *flags]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        started.append(
-            subprocess.Popen(
-                command,
-                env=environment,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen(
+            command, env=environment, text=True, start_new_session=True, **pipes
         )
-        return started[-1]
 
-    yield begin
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    yield from ending(begin, kill)
     reaper.sweep(str(tmp_path))
 
 
@@ -145,21 +116,3 @@ def finish(start):
         return process.returncode, out, err
 
     return run
-
-
-@pytest.fixture
-def api(tmp_path):
-    """An API server on a loopback port."""
-    from support.api_server import FakeAPI
-
-    server = FakeAPI(tmp_path)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def cluster(api):
-    """A client of `api`."""
-    from gptddp.k8s.cluster import connect
-
-    return connect(None, api.kubeconfig)

@@ -12,14 +12,6 @@ from gptddp import files
 PAGE = mmap.PAGESIZE
 
 
-def test_json_round_trip_leaves_one_file(tmp_path):
-    """A written object reads back equal, and no temporary file stays behind."""
-    for value in ({"steps": 1, "loss": 0.1}, {"steps": 2}):
-        files.write_json_atomic(tmp_path / "finished.json", value)
-        assert files.read_json(tmp_path / "finished.json") == value
-    assert os.listdir(tmp_path) == ["finished.json"]
-
-
 def test_absent_is_none_and_garbage_is_named(tmp_path):
     """A missing file is None; one that is not JSON raises an error that names it."""
     assert files.read_json(tmp_path / "no.json") is None

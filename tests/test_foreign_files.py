@@ -6,10 +6,10 @@ from typing import ClassVar
 import pytest
 import torch
 from click.testing import CliRunner
+from support.waiting_writer import Writer
 
 from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
 from gptddp.data.dataset import open_dataset
 from gptddp.distributed.report import report
@@ -44,8 +44,8 @@ def test_a_name_of_a_manifest_stays_in_its_folder(name, inside):
     assert is_inside(name) == inside
 
 
-@pytest.mark.parametrize("name", ["../model.bin", "/etc/passwd", "sub/shard.bin", "..", "."])
-def test_a_checkpoint_whose_shards_lie_elsewhere_is_not_loaded(tmp_path, name):
+@pytest.mark.parametrize("name", ["../model.bin", "/etc/passwd", ".."])
+def test_a_checkpoint_whose_shards_lie_elsewhere_is_not_loaded(tmp_path, caplog, name):
     """The manifest's field is named, and the checkpoint before it is taken."""
     writer = Writer(tmp_path, 1)
     for step in (1, 2):
@@ -54,10 +54,9 @@ def test_a_checkpoint_whose_shards_lie_elsewhere_is_not_loaded(tmp_path, name):
     manifest = store.read_manifest(path)
     manifest["shards"][0]["file"] = name
     (path / store.MANIFEST).write_bytes(store._seal(manifest))
-    with pytest.raises(Unusable, match=r"manifest.json: shards\[0\].file is '.*must be the name"):
+    with pytest.raises(Unusable, match=r"manifest.json: shards\[0\].file is '.*must be shard-0"):
         store.read_manifest(path)
-    loaded = load_newest(tmp_path)
-    assert loaded and loaded.step == 1 and "shards[0].file" in loaded.skipped[0]
+    assert load_newest(tmp_path).step == 1 and "shards[0].file" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["../../secret.parquet", "/etc/passwd", "train/../../x", None])
@@ -106,7 +105,7 @@ def test_nothing_is_removed_through_a_link(tmp_path):
     kept.mkdir(parents=True)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / store.TMP).symlink_to(tmp_path / "home")
-    retention.remove_stale(tmp_path / "run", 5)
+    retention.discard_unfinished(tmp_path / "run")
     assert kept.exists()
 
 
@@ -153,8 +152,8 @@ def test_no_message_of_a_cluster_reaches_a_terminal_as_it_is(monkeypatch):
 def test_the_lines_of_the_trainer_are_visible_too(forked):
     """What it logs of a lease, a path or a peer: its logging is set up for that."""
     process = forked(
-        "from gptddp import train; train.main([]); "
-        "train.log.warning('run %s: lost %s', '\x1b[2J', 'a\x07')"
+        "import logging; from gptddp import train; train.main([]); "
+        "logging.getLogger('gptddp').warning('run %s: lost %s', '\x1b[2J', 'a\x07')"
     )
     assert process.wait(60) == 0
     assert process.stderr.read().endswith("\nrun \\x1b[2J: lost a\\x07\n")

@@ -1,23 +1,22 @@
-"""Checkpoints that the run's books know, and its directory lacks.
+"""Checkpoints that the ledger knows, and the run directory lacks.
 
 A folder that is not mounted, moved away or not listed looks like that of a new run. But the ledger
-has every commit, and so a run does not begin at step 0 again, nor go back further than it must,
-without a word. What retention deletes is older than what it keeps: only where the newest commit is
-missing, something is.
+has every commit. What retention deletes is older than what it keeps: only where the newest commit
+is missing, something is.
 """
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
 
-from gptddp.checkpoint import owner, store
-from gptddp.checkpoint.load import Loaded, load_newest
+from gptddp.checkpoint import store
+from gptddp.checkpoint.load import load_newest
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.errors import CheckpointError
-from gptddp.files import patiently, read_json
-from gptddp.run.directory import CHECKPOINTS, FINISHED, LEDGER
+from gptddp.files import patiently
+from gptddp.run.directory import CHECKPOINTS, LEDGER
 from gptddp.run.summary import Summary
 
 log = logging.getLogger(__name__)
@@ -25,63 +24,51 @@ log = logging.getLogger(__name__)
 RETRY_S = (0.5, 1.0, 2.0)  # between looks: a network file system may list a folder late
 
 
-class Anew(NamedTuple):
-    """--from-scratch is given; `used`: the life in which this very start had it before, or 0."""
-
-    used: int = 0
-
-
-def committed(ledger: Summary) -> list[str] | None:
-    """The newest commits since the run last began at step 0; None where no event is left."""
-    if ledger.began_time is None:
-        return None
-    return [name for name in ledger.commits if store.order(str(name))]
-
-
 def load(
     run: Path,
     run_id: str,
-    committed: Sequence[str] | None,
+    recorded: Summary,
     lost: int,
-    from_scratch: Anew | None,
+    from_scratch: int | None,
     tell: Callable[[str], None] = lambda _: None,
-) -> Loaded | None:
+) -> SavedState | None:
     """The newest valid checkpoint; None where the run has never had one, or begins anew.
 
     `lost`: the newest life that the ledger lacks, whose commits nobody knows; 0: none.
     `from_scratch`: the user means it that the run begins at step 0 again, where none of its
-    checkpoints is left. Raises CheckpointError where that is not said for this start, and what
-    `load_newest` does.
+    checkpoints is left; the life in which this very start had that before, or 0; None: not given.
+    Raises CheckpointError where that is not said for this start, and what `load_newest` does.
     """
-    for seconds in RETRY_S:
-        if not patiently(lambda: missing(run, run_id, committed)):
+    for seconds in (*RETRY_S, 0.0):
+        if not (gone := patiently(lambda: missing(run, run_id, recorded))):
             break
         time.sleep(seconds)
-    loaded = load_newest(run, run_id=run_id, known=committed or (), tell=tell)
+    commits, branches = recorded.commits, recorded.branches
+    loaded = load_newest(run, run_id=run_id, known=commits, branches=branches, tell=tell)
     if loaded is not None:
-        origin = f"{loaded.name}, step {loaded.step}"
-        patiently(lambda: warn(run, run_id, committed, origin))
-    elif gone := patiently(
-        lambda: missing(run, run_id, committed) or _unknown(run, committed, lost)
-    ):
+        warn(run, run_id, recorded, f"{loaded.name}, step {loaded.step}")
+        return loaded
+    if not gone and lost:
+        gone = [f"life {lost}, whose checkpoints {LEDGER} does not know"]
+    if gone:
         root = run / CHECKPOINTS
         what = f"{root} has no checkpoint, but the run has had {_listed(gone)}"
         back = f"{what}: put {root} back (is its volume mounted, was it moved?)"
         if from_scratch is None:
             raise CheckpointError(f"{back}, or give --from-scratch to begin at step 0 again")
-        if from_scratch.used:
+        if from_scratch:
             raise CheckpointError(
                 f"{back}; --from-scratch counts for one start, and this job has had it since life "
-                f"{from_scratch.used}: to begin at step 0 again give another --run-dir, or submit "
-                "the job with another --name"
+                f"{from_scratch}: to begin at step 0 again give another --run-dir, or submit the "
+                "job with another --name"
             )
         log.warning("%s: it begins at step 0 again, as --from-scratch says", what)
-    return loaded
+    return None
 
 
-def warn(run: Path, run_id: str, committed: Sequence[str] | None, origin: str) -> None:
+def warn(run: Path, run_id: str, recorded: Summary, origin: str) -> None:
     """Say which commits are missing, the newest among them, where the run goes on from `origin`."""
-    if gone := missing(run, run_id, committed):
+    if gone := patiently(lambda: missing(run, run_id, recorded)):
         log.warning(
             "%s lacks %s, which the run has had: it goes on from %s. To go on from what is "
             "missing, stop the run and put it back before another checkpoint is written",
@@ -91,32 +78,20 @@ def warn(run: Path, run_id: str, committed: Sequence[str] | None, origin: str) -
         )
 
 
-def missing(run: Path, run_id: str, committed: Sequence[str] | None) -> list[str]:
-    """The newest commit and those before it, newest first, up to one that is there.
+def missing(run: Path, run_id: str, recorded: Summary) -> list[str]:
+    """The commits that are newer than any that is there, newest first.
 
-    [] where the newest is there, or has been set aside as damaged. One of another run in its place
-    is not it. Raises OSError.
+    One that has been set aside as damaged is there; one with another run's in its place is missing.
+    The ledger may have lost the commits of newer ones. Raises OSError.
     """
-    names = set(committed or ())
-    there = {name.partition(".bad.")[0] for name in store.names(run, names)}
-    newest_first = sorted(names, key=lambda name: store.order(name) or (0, 0), reverse=True)
-    return list(
-        itertools.takewhile(
-            lambda name: name not in there or owner.is_foreign(run / CHECKPOINTS / name, run_id),
-            newest_first,
-        )
-    )
+    there = {name.partition(".bad.")[0] for name in store.names(run, recorded.commits)}
+    commits = sorted(recorded.commits, key=store.order, reverse=True)
 
+    def is_gone(name: str) -> bool:
+        return name not in there or store.is_foreign(run / CHECKPOINTS / name, run_id)
 
-def _unknown(run: Path, committed: Sequence[str] | None, lost: int) -> list[str]:
-    """What a run has had whose ledger is gone too, or has lost its end, as other books know it."""
-    try:
-        marker = read_json(run / FINISHED) if lost or committed is None else None
-        if marker:
-            return [f"one of step {marker['step']} ({FINISHED})"]
-    except (ValueError, LookupError, TypeError):
-        pass
-    return [f"life {lost}, whose checkpoints {LEDGER} does not know"] if lost else []
+    newest = store.order(store.newest(run, run_id, recorded.commits))
+    return [name for name in takewhile(is_gone, commits) if store.order(name) > newest]
 
 
 def _listed(gone: Sequence[str]) -> str:

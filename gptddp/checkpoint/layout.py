@@ -25,22 +25,22 @@ def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any
     return entries, end
 
 
-def tensor_at(buffers: list[torch.Tensor], entry: Mapping[str, Any]) -> torch.Tensor:
-    """The tensor of this entry of a layout: a view of its shard's buffer (uint8), not a copy."""
-    flat = buffers[entry["shard"]][entry["offset"] : entry["offset"] + entry["nbytes"]]
+def tensor_at(buffer: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:
+    """The tensor of this entry of a layout: a view of the buffer (uint8), not a copy."""
+    flat = buffer[entry["offset"] : entry["offset"] + entry["nbytes"]]
     tensor: torch.Tensor = flat.view(getattr(torch, entry["dtype"])).view(entry["shape"])
     return tensor
 
 
 def tensors_at(
-    buffers: list[torch.Tensor], entries: Mapping[str, Mapping[str, Any]]
+    buffer: torch.Tensor, entries: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, torch.Tensor]:
     """The tensors of all entries of a layout, by name; ValueError for an entry that is of none."""
     found = {}
     for name, entry in entries.items():
         try:
-            found[name] = tensor_at(buffers, entry)
-        except (RuntimeError, LookupError, TypeError, AttributeError) as error:
+            found[name] = tensor_at(buffer, entry)
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"tensors[{name!r:.80}] is of no tensor ({reason})") from None
     return found
@@ -55,11 +55,7 @@ class Staging:
         room = torch.empty(nbytes + mmap.PAGESIZE, dtype=torch.uint8, pin_memory=self.cuda)
         self.buffer = room[-room.data_ptr() % mmap.PAGESIZE :][:nbytes]  # for `bypass_cache`
         self.buffer.zero_()  # touches every page now, not in the first copy
-        self.views = {name: tensor_at([self.buffer], entry) for name, entry in self.layout.items()}
-
-    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Are these the names, shapes and dtypes that the buffer was made for."""
-        return layout(tensors)[0] == self.layout
+        self.views = {name: tensor_at(self.buffer, entry) for name, entry in self.layout.items()}
 
     @torch.no_grad()
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> memoryview:

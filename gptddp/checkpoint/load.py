@@ -2,9 +2,7 @@
 
 import errno
 import logging
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,30 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptddp.checkpoint import content, retention, store
+from gptddp.checkpoint import retention, shard, store
 from gptddp.checkpoint.layout import tensors_at
-from gptddp.errors import CheckpointError, Unusable
+from gptddp.checkpoint.saved_state import SavedState
+from gptddp.errors import CheckpointError, ConfigError, Unusable
 from gptddp.files import patiently
+from gptddp.run.branches import Branch, is_on
 from gptddp.run.directory import CHECKPOINTS
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A verified checkpoint: tensors in CPU memory, views of one buffer a shard."""
-
-    path: Path
-    step: int
-    generation: int
-    tensors: dict[str, torch.Tensor]
-    meta: dict[str, Any]
-    nbytes: int
-    skipped: tuple[str, ...]  # why each newer one was not taken
-
-    @property
-    def name(self) -> str:
-        return self.path.name
 
 
 def load_newest(
@@ -44,76 +27,84 @@ def load_newest(
     run_id: str | None = None,
     set_aside: bool = True,
     known: Collection[str] = (),
+    branches: Sequence[Branch] = (),
     tell: Callable[[str], None] = lambda _: None,
-) -> Loaded | None:
+) -> SavedState | None:
     """The newest checkpoint whose every byte is as written; None where there was never one.
 
     A damaged one is renamed to `<name>.bad.<n>` (not with `set_aside=False`, which is for readers
-    beside a running job) and the one before is tried. One that the run `run_id` cannot go on from,
-    as that of another run, is left as it is (None: bytes are all that counts). Each is logged as a
-    warning. One that cannot be read just now is tried again for a while. `known`: names that are
-    looked for where the directory does not list them. `tell` is told how much has been read. Raises
-    CheckpointError where checkpoints exist and none can be used, so that a run never silently
-    starts over; OSError where they may be readable later.
+    beside a running job) and the one before is tried, with a warning. One that the run `run_id`
+    cannot go on from is left as it is (None: bytes are all that counts). `known`: names that are
+    looked for where the directory does not list them. `branches`: of the run; a checkpoint that it
+    has left by them is not used. `tell` is told how much has been read. Raises CheckpointError
+    where checkpoints exist and none can be used, OSError where they may be readable later.
     """
-    for _ in range(3):  # again if a running job prunes what has just been listed
-        skipped: list[Unusable] = []
-        vanished = False
-        for name in filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))):
-            path = Path(run_dir) / CHECKPOINTS / name
-            try:
-                return patiently(partial(load, path, run_id, skipped, tell))
-            except Unusable as unusable:
-                if _is_gone(path):
-                    vanished = True
-                    continue
-                skipped.append(unusable)
-                log.warning("checkpoint skipped: %s", unusable)
-                if unusable.damaged and set_aside:
-                    retention.set_aside(path)
-        if not vanished:
-            break
+    skipped: list[Unusable] = []
+    for name in filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))):
+        if not is_on(branches, *store.order(name)):
+            continue
+        path = Path(run_dir) / CHECKPOINTS / name
+        try:
+            return patiently(partial(load, path, run_id, tell))
+        except Unusable as unusable:
+            if not unusable.transient and name not in store.names(run_dir, known):
+                # pruned by a running job
+                how: Any = {"set_aside": set_aside, "known": known, "branches": branches}
+                return load_newest(run_dir, run_id=run_id, tell=tell, **how)
+            skipped.append(unusable)
+            log.warning("checkpoint skipped: %s", unusable)
+            if unusable.damaged and set_aside:
+                retention.set_aside(path)
     if not patiently(lambda: store.names(run_dir)):
         return None
     raise _none_valid(run_dir, skipped)
 
 
 def load(
-    path: Path,
-    run_id: str | None,
-    skipped: Sequence[Unusable] = (),
-    tell: Callable[[str], None] = lambda _: None,
-) -> Loaded:
+    path: Path, run_id: str | None, tell: Callable[[str], None] = lambda _: None
+) -> SavedState:
     """One checkpoint. Raises Unusable, CheckpointError of a newer version, OSError."""
     manifest = store.read_manifest(path)
-    if reason := content.refused(manifest, run_id):
+    if reason := store.refused(manifest, run_id):
         raise Unusable(path, reason, damaged=False)
-    buffers = [torch.empty(shard["nbytes"], dtype=torch.uint8) for shard in manifest["shards"]]
-    store.read_shards(path, manifest, [buffer.numpy().data for buffer in buffers], tell)
+    entry = manifest["shards"][0]
+    buffer = torch.empty(entry["nbytes"], dtype=torch.uint8)
+    shard.read(path, entry, buffer.numpy().data, tell)
     try:
-        tensors = tensors_at(buffers, manifest["tensors"])
+        tensors = tensors_at(buffer, manifest["tensors"])
     except ValueError as error:
         raise Unusable(path, f"{store.MANIFEST}: {error}") from None
-    return Loaded(
-        path,
-        manifest["step"],
-        manifest["generation"],
-        tensors=tensors,
-        meta=manifest["meta"],
-        nbytes=sum(buffer.numel() for buffer in buffers),
-        skipped=tuple(map(str, skipped)),
-    )
+    step, generation = manifest["step"], manifest["generation"]
+    return SavedState(path.name, step, tensors, manifest["meta"], generation)
 
 
-def _is_gone(path: Path) -> bool:
-    """Has a pruner removed it? An error of the volume proves nothing."""
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        pass
-    return False
+def load_step(
+    run_dir: str | Path,
+    step: int,
+    run_id: str | None,
+    known: Collection[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
+) -> SavedState:
+    """The newest valid checkpoint of a step. `known`, `tell`: as for `load_newest`.
+
+    Raises ConfigError where there is none of that step, CheckpointError where none is valid,
+    OSError where one may be readable later.
+    """
+    root, skipped = Path(run_dir) / CHECKPOINTS, list[Unusable]()
+    names = list(filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))))
+    steps = {name: store.order(name)[1] for name in names}
+    for name in (it for it in names if steps[it] == step):
+        try:
+            return patiently(partial(load, root / name, run_id, tell))
+        except Unusable as unusable:
+            skipped.append(unusable)
+    why = "; ".join(map(str, skipped))
+    if not skipped:
+        there = ", ".join(map(str, sorted({*steps.values()}))) or "none"
+        raise ConfigError(f"{run_dir} has no checkpoint of step {step}: use one of these: {there}")
+    if any(it.transient for it in skipped):
+        raise OSError(errno.EIO, f"the checkpoint of step {step} cannot be read: {why}", str(root))
+    raise CheckpointError(f"{run_dir}: {why}: use another step")
 
 
 def _none_valid(run_dir: str | Path, skipped: list[Unusable]) -> Exception:

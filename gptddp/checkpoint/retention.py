@@ -1,26 +1,24 @@
 """Which checkpoints stay: list and verify, set aside, prune. Knows files, not tensors."""
 
 import contextlib
-import functools
 import logging
+import math
 import os
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from gptddp.checkpoint import content, owner, store
-from gptddp.errors import CheckpointError, ConfigError, Unusable
-from gptddp.run import summary
+from gptddp.checkpoint import run_state, shard, store
+from gptddp.errors import CheckpointError, Unusable
 from gptddp.run.directory import CHECKPOINTS
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Status:
     """What is known of one checkpoint."""
 
@@ -29,50 +27,52 @@ class Status:
     generation: int
     # verified (every byte), complete (manifest and sizes), invalid, foreign (another run's), or
     # quarantined (set aside)
-    state: str
-    reason: str  # why it is invalid or foreign, else empty
-    nbytes: int  # of all shards; 0 where unknown
-    time: float  # unix seconds of the save; 0 where unknown
-    read_back: bool  # was every byte read when it was written?
+    state: str = "invalid"
+    reason: str = ""  # why it is invalid or foreign
+    nbytes: int = 0  # of the tensors
+    time: float = 0.0  # unix seconds of the save; 0 where unknown
+    read_back: bool = False  # was every byte read when it was written?
+    skipped: int = 0  # steps that were not finite, the last of which is its own
 
     @property
     def ok(self) -> bool:
         return self.state in ("verified", "complete")
 
 
-def verify(path: str | Path, *, full: bool = True, run_id: str | None = None) -> Status:
-    """Check one checkpoint: every byte, or with `full=False` its manifest and file sizes.
+def verify(path: Path, *, full: bool = True, run_id: str | None = None) -> Status:
+    """Check one checkpoint: every byte, or with `full=False` its manifest and the file's size.
 
     `run_id`: of the run that is to go on from it; None: bytes are all that counts.
     """
-    path = Path(path)
-    generation, step = store.order(path.name) or (0, 0)
-    state, reason, nbytes, time, read_back = "invalid", "", 0, 0.0, False
+    generation, step = store.order(path.name)
+    found = Status(path.name, step, generation)
     if not store.is_candidate(path.name):
-        state = "quarantined"
-    else:
-        try:
-            manifest = store.read_manifest(path)
-            nbytes, time = sum(s["nbytes"] for s in manifest["shards"]), manifest["time"]
-            read_back = bool(manifest.get("verified"))
-            if reason := content.refused(manifest, run_id) or "":
-                state = "foreign" if content.is_foreign(manifest, run_id) else "invalid"
-            else:
-                if full:
-                    store.read_shards(path, manifest)
-                state = "verified" if full else "complete"
-        except Unusable as error:
-            reason = error.reason
-        except CheckpointError as error:
-            reason = str(error)
-    return Status(path.name, step, generation, state, reason, nbytes, time, read_back)
+        found.state = "quarantined"
+        return found
+    try:
+        manifest = store.read_manifest(path)
+        entry = manifest["shards"][0]
+        found.nbytes, found.time = entry["nbytes"], manifest["time"]
+        found.read_back, found.skipped = bool(manifest.get("verified")), store.skipped(manifest)
+        if reason := store.refused(manifest, run_id):
+            found.state = "invalid" if manifest["run_id"] == run_id else "foreign"
+            found.reason = reason
+            return found
+        if full:
+            shard.read(path, entry)
+        found.state = "verified" if full else "complete"
+    except Unusable as error:
+        found.reason = error.reason
+    except CheckpointError as error:
+        found.reason = str(error)
+    return found
 
 
 def list_checkpoints(run_dir: str | Path, *, full: bool = False) -> list[Status]:
     """The status of each checkpoint of a run, newest first; `full` reads and hashes every byte."""
     root, run_id = Path(run_dir) / CHECKPOINTS, None
     with contextlib.suppress(OSError):  # a list is of use all the same
-        run_id = owner.run_id_of(run_dir)
+        run_id = run_state.read(run_dir).run_id
     return [verify(root / name, full=full, run_id=run_id) for name in store.names(run_dir)]
 
 
@@ -91,37 +91,33 @@ def set_aside(path: Path) -> None:
 
 
 def prune(
-    run_dir: str | Path,
-    keep: int,
-    *,
-    keep_every: int = 0,
-    full: bool = False,
-    spare: Collection[str] = (),
-    run_id: str | None = None,
+    run_dir: str | Path, keep: int, *, keep_every: int = 0, run_id: str | None = None
 ) -> list[str]:
     """Delete what is older than the `keep` newest verified checkpoints; the names deleted.
 
-    Verified: every byte was read back when it was written. The oldest of them is read again now,
-    so that one stays that can be loaded whatever has happened since; with `full` all are. What was
-    never read back is read now too. None of these is deleted, nothing newer than the oldest of
-    them, the first one of each `keep_every` steps (0: none), and the names in `spare`. What is not
-    of the run `run_id` (None: that is not asked) counts for none of that, and is not deleted. Safe
-    beside other pruners, readers and the run's writer: a name first moves to `.trash`, so a half
-    deleted checkpoint is never seen as one; a deletion that fails is tried again. Raises OSError.
+    Verified: every byte was read back when it was written. The oldest of them, and what was never
+    read back, is read now, so that one stays that can be loaded. Nothing newer than it is deleted,
+    nor the first one of each `keep_every` steps (0: none). What is not of the run `run_id` (None:
+    that is not asked) does not count, and is not deleted.
+
+    Nor does one count that was saved after a step that was not finite: its weights may be spoilt.
+    It is deleted when a newer one is there. So a run that has blown up keeps what was saved before.
+
+    Safe beside other pruners, readers and the run's writer: a name first moves to `.trash`, so a
+    half deleted checkpoint is never seen as one. Raises OSError.
     """
     root = Path(run_dir) / CHECKPOINTS
     names = list(filter(store.is_candidate, store.names(run_dir)))
-    stay = {*spare, *_milestones(names, keep_every)}
-    # what cannot be told now stays, and the next call sees
-    ours = functools.cache(lambda it: not owner.is_foreign(root / it, run_id, unknown=True))
-    verified, deleted = 0, []
-    for i, name in enumerate(names):
+    verified, newer, deleted = 0, False, []
+    for name in names if len(names) > keep else ():
         if verified < keep:
-            if stay.issuperset(names[i + keep - verified :]):
-                break  # nothing to delete: nothing to read
-            verified += _counts(root / name, full or verified == keep - 1, run_id)
-            continue
-        if name in spare or not ours(name) or _is_milestone(name, names, keep_every, ours):
+            status = _read(root / name, verified == keep - 1, run_id)
+            spoilt = status.ok and status.skipped > 0
+            verified += status.ok and not spoilt
+            if not (spoilt and newer):
+                newer |= status.ok
+                continue
+        if _stays(root, name, names, keep_every, run_id):
             continue
         (root / store.TRASH).mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another pruner was faster
@@ -131,90 +127,52 @@ def prune(
     return deleted
 
 
-def _milestones(names: Iterable[str], every: int) -> set[str]:
-    """The oldest of these checkpoints, newest first, in each so many steps, but the first."""
-    first = {_period(name, every): name for name in names}
-    return {name for number, name in first.items() if number}
-
-
-def _is_milestone(name: str, names: Sequence[str], every: int, ours: Callable[[str], bool]) -> bool:
-    """The same of one, where some may not be ours: no more of those are asked for than it takes."""
-    number = _period(name, every)
-    alike = (it for it in reversed(names) if _period(it, every) == number)
-    return number > 0 and name == next(filter(ours, alike), None)
-
-
-def _period(name: str, every: int) -> int:
-    """In which so many steps a checkpoint is, from 0."""
-    _, step = store.order(name) or (0, 0)
-    return step // every if every else 0
-
-
-def _counts(path: Path, full: bool, run_id: str | None) -> bool:
+def _read(path: Path, full: bool, run_id: str | None) -> Status:
     """Is it good? Reads every byte with `full`, and where that was never done."""
     status = verify(path, full=full, run_id=run_id)
     if status.state == "complete" and not status.read_back:
         status, full = verify(path, run_id=run_id), True
     if full and status.state == "invalid":
         log.warning("checkpoint %s is damaged, and older ones stay: %s", path.name, status.reason)
-    return status.ok
+    return status
 
 
-def prune_by_hand(run_dir: Path, keep: int, keep_every: int = 0) -> list[str]:
-    """`prune` as a user asks for it, beside a running job or not: all that count are read.
+def _stays(root: Path, name: str, names: Sequence[str], every: int, run_id: str | None) -> bool:
+    """Is it another run's, or the first of `every` steps? What cannot be told now stays.
 
-    The checkpoint that the newest life began with stays too: it may be the parent of a save in
-    flight. Raises ConfigError where nothing can be deleted.
+    `names`: of all checkpoints, newest first; no more of them are read than it takes.
     """
-    try:
-        begun, run_id = summary.read(run_dir).source or "", owner.run_id_of(run_dir)
-        how: dict[str, Any] = {"keep_every": keep_every, "full": True, "run_id": run_id}
-        return prune(run_dir, keep, spare=[begun], **how)
-    except OSError as error:
-        raise ConfigError(f"{run_dir} cannot be pruned: {error}") from error
+    if store.is_foreign(root / name, run_id, unknown=True):
+        return True
+    if not every or not (period := store.order(name)[1] // every):
+        return False
+    for first in (it for it in reversed(names) if store.order(it)[1] // every == period):
+        with contextlib.suppress(Unusable):
+            manifest = store.unsealed(root / first)
+            if store.skipped(manifest) or run_id not in (None, manifest.get("run_id")):
+                continue
+        return first == name
+    return False
 
 
-def remove_stale(run_dir: str | Path, generation: int, older: bool = False) -> None:
-    """Remove what this generation has left unfinished, and what the fence has moved away.
+def discard_unfinished(
+    run_dir: str | Path, spare: Collection[str] = (), upto: float = math.inf
+) -> None:
+    """Move unfinished checkpoints out of reach of whoever writes them: none gets a name any more.
 
-    For the writer of that generation, while it is not writing, nor a launcher in its place. What
-    older ones write may be a late save under way, see late.py: with `older` it goes too, where
-    there is room for one of the two. Those of a newer generation stay: then the caller's is over.
+    When a life begins: those of all lives before it, but the late save in `spare`. Where the disk
+    is full: those of generations `upto` this one; `prune` removes their files. One rename moves all
+    of it: were the files removed in place, a half of one could still get its name.
     """
-
-    def stale(name: str) -> bool:
-        of = _generation(name)
-        return of == generation or (older and of < generation)
-
     root = Path(run_dir) / CHECKPOINTS
-    _throw_away(root, stale)
-    _remove_inside(root / store.TRASH)
-
-
-def fence(run_dir: str | Path, spare: Collection[str] = ()) -> None:
-    """When a life begins: no unfinished checkpoint of older lives gets a name any more.
-
-    But those in `spare`. `remove_stale` removes their files.
-    """
-    _throw_away(Path(run_dir) / CHECKPOINTS, lambda name: name.rpartition(".")[0] not in spare)
-
-
-def _throw_away(root: Path, selected: Callable[[str], bool]) -> None:
-    """Move these unfinished checkpoints out of reach of whoever is writing them: a rename is whole.
-
-    Were their files removed in place, a half of one could still get its name.
-    """
     with contextlib.suppress(OSError):
-        for name in filter(selected, _inside(root / store.TMP)):
+        for unfinished in _inside(root / store.TMP):
+            name = unfinished.rpartition(".")[0]
+            if name in spare or store.order(name)[0] > upto:
+                continue
             (root / store.TRASH).mkdir(exist_ok=True)
             with contextlib.suppress(OSError):  # the others go all the same
-                os.rename(root / store.TMP / name, root / store.TRASH / name)
-
-
-def _generation(name: str) -> int:
-    """The generation in `step-<step>.<generation>.<uuid>`; 0 for a name of another kind."""
-    order = store.order(name.rpartition(".")[0])
-    return order[0] if order else 0
+                os.rename(root / store.TMP / unfinished, root / store.TRASH / unfinished)
 
 
 def _inside(directory: Path) -> list[str]:
@@ -222,10 +180,10 @@ def _inside(directory: Path) -> list[str]:
     return [] if stat.S_ISLNK(os.lstat(directory).st_mode) else os.listdir(directory)
 
 
-def _remove_inside(directory: Path, selected: Callable[[str], bool] = lambda _name: True) -> None:
+def _remove_inside(directory: Path) -> None:
     """Remove a directory's entries; what cannot be removed now (EBUSY, ESTALE) stays for later."""
     with contextlib.suppress(OSError):
-        for name in filter(selected, _inside(directory)):
+        for name in _inside(directory):
             shutil.rmtree(directory / name, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.unlink(directory / name)  # was a file

@@ -24,41 +24,21 @@ import os
 import stat
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 
-from gptddp.checkpoint import content
 from gptddp.checkpoint.layout import layout, tensor_at, tensors_at
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.files import lock_now, parse_json
+from gptddp.run import progress
 
 _MAGIC = b"gptddp snap 1\0\0\0"
 _FOOTER = struct.Struct("<16sQQQ")  # magic, bytes of the JSON, xxh3_64 of the tensors, of the JSON
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A verified snapshot: its tensors are views of the file, which is never written again."""
-
-    run_id: str
-    generation: int  # of the life that wrote it
-    meta: dict[str, Any]  # as in a checkpoint
-    lines: list[dict[str, Any]]  # of the log: those that may not be on the disk
-    events: list[dict[str, Any]]  # of the ledger, likewise
-    fault: dict[str, Any]  # why it was written: cause, and time in unix seconds
-    tensors: dict[str, torch.Tensor]
-    digest: int  # of the tensors' bytes
-    layout: dict[str, Any]  # of the tensors, as in a checkpoint
-    data: memoryview  # their bytes, as in a checkpoint
-
-    @property
-    def step(self) -> int:
-        return int(self.meta["step"])
 
 
 def path_of(folder: Path, run_dir: str | Path) -> Path:
@@ -174,13 +154,13 @@ def _fill(
     buffer = torch.frombuffer(memory, dtype=torch.uint8)
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor_at([buffer], entries[name]).copy_(tensor)
+            tensor_at(buffer, entries[name]).copy_(tensor)
     digest = xxhash.xxh3_64_intdigest(buffer.numpy().data)
     del buffer  # the mapping cannot be closed while it is lent out
     return digest
 
 
-def read(path: Path) -> Snapshot | None:
+def read(path: Path) -> SavedState | None:
     """The snapshot in the file if every byte of it is as written; None otherwise, with a warning.
 
     No file is None without one. Never raises for what the file holds: there are checkpoints.
@@ -201,15 +181,38 @@ def read(path: Path) -> Snapshot | None:
         return None
 
 
-def usable(path: Path) -> Snapshot | None:
+def usable(path: Path) -> SavedState | None:
     """The snapshot in the file if it can be gone on from; None otherwise, with a warning.
 
     Its hashes do not say which version has left it, nor whether by hand. Never raises.
     """
-    if (found := read(path)) and (wrong := content.wrong_snapshot(vars(found))):
+    if (found := read(path)) and (wrong := next(_wrong(vars(found)), None)):
         log.warning("the state left in %s is not used: %s", path, wrong)
         return None
     return found
+
+
+_HEAD = {
+    "run_id": str,
+    "generation": int,
+    "meta": dict,
+    "lines": list,
+    "events": list,
+    "fault": dict,
+}
+
+
+def _wrong(head: Mapping[str, Any]) -> Iterator[str]:
+    """The fields of a description that cannot be used. The first counts."""
+    yield from progress.wrong(head, _HEAD)
+    if why := progress.wrong_meta(head["meta"]):
+        yield why
+    for i, line in enumerate(head["lines"]):
+        yield from progress.wrong(line, {"step": int, "time": int | float}, f"lines[{i}]")
+    kinds = {"event": str, "generation": int, "time": float}
+    for i, event in enumerate(head["events"]):
+        yield from progress.wrong(event, kinds, f"events[{i}]")
+    yield from progress.wrong(head["fault"], {"cause": str, "time": int | float}, "fault")
 
 
 def _held(path: Path, run_id: str) -> tuple[int, int] | None:
@@ -239,17 +242,17 @@ def _description(memory: mmap.mmap) -> tuple[dict[str, Any], int]:
     return head, digest
 
 
-def _parse(memory: mmap.mmap) -> Snapshot:
+def _parse(memory: mmap.mmap) -> SavedState:
     head, digest = _description(memory)
     nbytes = head["nbytes"]
     buffer = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
     data = buffer.numpy().data
     if xxhash.xxh3_64_intdigest(data) != digest:
         raise ValueError("its tensors do not have their hash")
-    tensors = tensors_at([buffer], head["tensors"])
-    own = {name: head[name] for name in ("run_id", "generation", "meta", "lines", "fault")}
-    own["events"] = head.get("events", [])  # version 0.1.0 has left none
-    return Snapshot(**own, tensors=tensors, digest=digest, layout=head["tensors"], data=data)
+    tensors = tensors_at(buffer, head["tensors"])
+    own = {name: head[name] for name in _HEAD} | {"digest": digest}
+    step, layout = head["meta"]["step"], head["tensors"]
+    return SavedState("memory", step, tensors, **own, layout=layout, data=data)
 
 
 def remove(path: Path) -> None:

@@ -5,7 +5,6 @@
         shard-0-of-1.bin      raw little-endian tensor bytes
         manifest.json         what the bytes are, their hashes, all state that is not a tensor
       step-000000000300.2.bad.1/    found damaged, kept for inspection, never loaded
-      LATEST                  name of the newest: a hint
       .tmp/  .trash/          being written, being deleted
 
 A directory gets its name by one rename, after everything in it is durable, and is never
@@ -19,41 +18,28 @@ the run has left, be it the late commit of a writer cut off from its peers or a 
 import contextlib
 import errno
 import json
-import mmap
 import os
 import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
-from gptddp.checkpoint import content
-from gptddp.distributed.pulse import beat
+from gptddp.checkpoint import shard
 from gptddp.errors import CheckpointError, Unusable
-from gptddp.files import (
-    TRANSIENT,
-    bypass_cache,
-    exists,
-    fsync,
-    is_inside,
-    may_pass,
-    parse_json,
-    write_all,
-    write_new,
-)
+from gptddp.files import exists, fsync, parse_json, patiently, write_new
+from gptddp.run import progress
 from gptddp.run.directory import CHECKPOINTS
 
 FORMAT = 1
-CHUNK_BYTES = 16 << 20  # hashed and written at once
-MANIFEST, LATEST, TMP, TRASH = "manifest.json", "LATEST", ".tmp", ".trash"
+MANIFEST, TMP, TRASH = "manifest.json", ".tmp", ".trash"
 _NAME = re.compile(r"step-(\d{12})\.(\d+)(\.bad\.\d+)?", re.ASCII)
 _SEAL = b',"xxh3_128":"'
-# These prove damage: there is no file, or not a file. Other errors prove nothing.
-_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 # -- names -------------------------------------------------------------------------------------
@@ -64,40 +50,31 @@ def name_of(step: int, generation: int) -> str:
     return f"step-{step:012d}.{generation}"
 
 
-def order(name: str) -> tuple[int, int] | None:
-    """(generation, step), by which checkpoints are ordered; None for any other name."""
-    match = _NAME.fullmatch(name)
-    return (int(match[2]), int(match[1])) if match else None
+def order(name: str | None) -> tuple[int, int]:
+    """(generation, step), by which checkpoints are ordered; zeros for any other name, or none."""
+    match = _NAME.fullmatch(name or "")
+    return (int(match[2]), int(match[1])) if match else (0, 0)
 
 
 def names(run_dir: str | Path, known: Collection[str] = ()) -> list[str]:
     """All checkpoint names of a run, newest first, the set-aside `.bad` ones among them.
 
-    `known`: names that are there where they exist, though they may not be listed. Raises OSError
-    where the directory is there but cannot be listed, or the hint not read just now.
+    `known`: names that the ledger has. They are asked for one by one, as a network file system may
+    list a directory as it was a minute ago. Raises OSError where the directory is there but cannot
+    be listed.
     """
     root = Path(run_dir) / CHECKPOINTS
     found: set[str] = set()
     with contextlib.suppress(FileNotFoundError):
-        found.update(name for name in os.listdir(root) if order(name))
-    # A network file system may list a directory as it was a minute ago, but a single name as it is
-    # now: so those that are known, and the name in LATEST, are asked for too.
-    hints = set(known)
-    try:
-        hints.add((root / LATEST).read_text().strip())
-    except UnicodeDecodeError:
-        pass
-    except OSError as error:
-        if may_pass(error):  # it may name a newer one than the list has
-            raise
-    asked = (hint for hint in hints - found if order(hint))
-    found.update(hint for hint in asked if exists(root / hint, stat.S_ISDIR))
+        found.update(name for name in os.listdir(root) if any(order(name)))
+    asked = (name for name in {*known} - found if any(order(name)))
+    found.update(name for name in asked if exists(root / name, stat.S_ISDIR))
     return sorted(found, key=lambda name: (order(name), name), reverse=True)
 
 
 def is_candidate(name: str) -> bool:
     """Is this the name of a checkpoint that has not been set aside as bad."""
-    return order(name) is not None and ".bad." not in name
+    return any(order(name)) and ".bad." not in name
 
 
 # -- manifest ----------------------------------------------------------------------------------
@@ -111,7 +88,7 @@ def _seal(manifest: dict[str, Any]) -> bytes:
 
 def unsealed(path: Path) -> dict[str, Any]:
     """What the manifest of a checkpoint says: as it was written, whoever did. Raises Unusable."""
-    with _reading(path, MANIFEST):
+    with shard.reading(path, MANIFEST):
         raw = (path / MANIFEST).read_bytes()
     body, _, rest = raw.rpartition(_SEAL)
     if rest != xxh3_128_hexdigest(body).encode() + b'"}\n':
@@ -126,18 +103,6 @@ def unsealed(path: Path) -> dict[str, Any]:
     return manifest
 
 
-@contextlib.contextmanager
-def _reading(path: Path, file: str) -> Iterator[None]:
-    """Turn an OSError into Unusable, with whether it proves damage."""
-    try:
-        yield
-    except OSError as error:
-        reason, code = f"{file}: {error.strerror}", error.errno
-        raise Unusable(
-            path, reason, damaged=code in _DAMAGE, transient=code in TRANSIENT
-        ) from error
-
-
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; its own hash, its fields and the sizes of all shards verified.
 
@@ -149,83 +114,91 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path} has format {manifest['format']}, this gptddp reads up to {FORMAT}: "
             "use the version that wrote it, or move the checkpoint away to continue from an older"
         )
-    if wrong := content.wrong_manifest(manifest):
+    if wrong := next(_wrong(manifest), None):
         raise Unusable(path, f"{MANIFEST}: {wrong}")
     name = name_of(manifest["step"], manifest["generation"])
     if name != path.name:
         raise Unusable(path, f"{MANIFEST} belongs to {name}")
-    for index, shard in enumerate(manifest["shards"]):
-        if os.path.basename(shard["file"]) != shard["file"] or not is_inside(shard["file"]):
-            raise Unusable(
-                path,
-                f"{MANIFEST}: shards[{index}].file is {shard['file']!r}: it must be the name of a "
-                "file in the checkpoint's own folder",
-            )
-        with _reading(path, shard["file"]):
-            size = os.stat(path / shard["file"]).st_size
-        if size != shard["nbytes"]:
-            raise Unusable(path, f"{shard['file']} has {size} bytes, not {shard['nbytes']}")
+    entry = manifest["shards"][0]
+    with shard.reading(path, entry["file"]):
+        size = os.stat(path / entry["file"]).st_size
+    if size != entry["nbytes"]:
+        raise Unusable(path, f"{entry['file']} has {size} bytes, not {entry['nbytes']}")
     return manifest
 
 
-def read_shards(
-    path: Path,
-    manifest: dict[str, Any],
-    buffers: Sequence[memoryview] | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Read every chunk and compare its hash, into one buffer a shard or, with None, nowhere.
+_FIELDS = {
+    "step": int,
+    "generation": int,
+    "time": int | float,
+    "run_id": str | None,
+    "tensors": dict,
+    "meta": dict,
+    "shards": list,
+}
 
-    With None it is the device that is read, not the page cache, where the volume lets us. `tell` is
-    told how much has been read. Raises Unusable.
+
+def _wrong(manifest: Any) -> Iterator[str]:
+    """The fields that cannot be used: a hash does not say who has written it. The first counts."""
+    yield from progress.wrong(manifest, _FIELDS)
+    if len(manifest["shards"]) != 1:
+        yield f"shards has {len(manifest['shards'])} files: it must have one"
+    yield from shard.wrong(manifest["shards"][0], "shards[0]")
+
+
+def skipped(manifest: Mapping[str, Any]) -> int:
+    """How many steps in a row were not finite when it was saved; 0 where it does not say."""
+    meta = manifest.get("meta")
+    found = meta.get("skipped") if isinstance(meta, dict) else 0
+    return found if type(found) is int else 0
+
+
+# -- whose it is ---------------------------------------------------------------------------------
+#
+# Another run of the same data and seed has checkpoints that fit in all else: a restore from the
+# wrong backup would go on from them without a word. So each says the id of its run, and nobody
+# takes up, counts or deletes one of another. `run_id` is None where no run asks.
+
+
+def refused(manifest: Mapping[str, Any], run_id: str | None) -> str | None:
+    """Why a run cannot go on from it, with the rule and the fix; None where it can."""
+    if run_id is None:
+        return None
+    if manifest["run_id"] != run_id:
+        return (
+            f"it is of run {manifest['run_id']!r:.40}, and this is run {run_id!r:.40}: put this "
+            "run's own checkpoints back, or go on with that run in its own --run-dir"
+        )
+    if why := progress.wrong_meta(manifest["meta"]):
+        return f"{why}; use the version of gptddp that has written it"
+    if manifest["meta"]["step"] != manifest["step"]:
+        return f"meta.step is {manifest['meta']['step']}: it must be {manifest['step']}"
+    return None
+
+
+def is_foreign(path: Path, run_id: str | None, unknown: bool = False) -> bool:
+    """Is this checkpoint another run's? A damaged one, which cannot say, counts as the run's own.
+
+    `unknown`: what is returned where it cannot be read just now.
     """
-    done, total = 0, sum(shard["nbytes"] for shard in manifest["shards"])
-    for index, shard in enumerate(manifest["shards"]):
-        chunk_bytes, nbytes = shard["chunk_bytes"], shard["nbytes"]
-        with _reading(path, shard["file"]), open(path / shard["file"], "rb", buffering=0) as file:
-            scratch = None if buffers else memoryview(_uncached(file, chunk_bytes))
-            for begin, expected in zip(
-                range(0, nbytes, chunk_bytes), shard["xxh3_128"], strict=True
-            ):
-                beat()  # a large one may take many minutes
-                end = min(begin + chunk_bytes, nbytes)
-                tell(f"reading {path.name}, {(done + begin) / 1e9:.2f} of {total / 1e9:.2f} GB")
-                into = buffers[index][begin:end] if buffers else scratch
-                assert into is not None
-                if not _fill(into, file, end - begin) or (
-                    xxh3_128_hexdigest(into[: end - begin]) != expected
-                ):
-                    raise Unusable(
-                        path, f"{shard['file']}: bytes {begin} to {end} do not match their hash"
-                    )
-        done += nbytes
+    try:
+        return run_id is not None and unsealed(path).get("run_id") != run_id
+    except Unusable as unusable:
+        return unusable.transient and unknown
 
 
-def _uncached(file: Any, nbytes: int) -> mmap.mmap:
-    """A buffer to read a file into that is to come from the device.
+def newest(run_dir: str | Path, run_id: str | None, known: Collection[str] = ()) -> str | None:
+    """The name of this run's newest checkpoint that is not set aside. Raises OSError, as `names`.
 
-    Its address and size are multiples of a page, as O_DIRECT wants them.
+    One that cannot be read, however often it is tried, counts by its name.
     """
-    with contextlib.suppress(OSError):  # for a file system that has no O_DIRECT
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    bypass_cache(file.fileno())
-    return mmap.mmap(-1, -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
-
-
-def _fill(into: memoryview, file: Any, nbytes: int) -> bool:
-    """Read so many bytes, or more where the buffer is larger; False where the file ends before."""
-    done = 0
-    while done < nbytes:
-        try:
-            count = file.readinto(into[done:])
-        except OSError as error:  # bytes that are no whole blocks
-            if error.errno != errno.EINVAL or not bypass_cache(file.fileno(), False):
-                raise
-            continue
-        if not count:
-            return False
-        done += count
-    return True
+    for name in filter(is_candidate, names(run_dir, known)):
+        with contextlib.suppress(Unusable):
+            said = patiently(partial(unsealed, Path(run_dir) / CHECKPOINTS / name))
+            if run_id is not None and said.get("run_id") != run_id:
+                continue
+        return name
+    return None
 
 
 # -- commit ------------------------------------------------------------------------------------
@@ -234,15 +207,15 @@ def _fill(into: memoryview, file: Any, nbytes: int) -> bool:
 def commit(
     run_dir: str | Path,
     manifest: dict[str, Any],
-    shards: Sequence[memoryview],
+    data: memoryview,
     before_rename: Callable[[], None] = lambda: None,
     read_back: bool = True,
     wrote: Callable[[], None] = lambda: None,
 ) -> str:
     """Write a checkpoint and return its name; whatever happens, it is there whole or not at all.
 
-    `manifest` has step, generation and what else the reader needs; the shards' sizes and hashes
-    are added here. With `read_back` every byte is read again, and the manifest says that it was
+    `manifest` has step, generation and what else the reader needs; the shard's size and hashes are
+    added here. With `read_back` every byte is read again, and the manifest says that it was
     `verified`. `before_rename` runs when all is durable but the name: an exception from it undoes
     the commit. `wrote` is called after each chunk. Raises OSError; FileExistsError where this step
     of this generation is there.
@@ -252,13 +225,10 @@ def commit(
     work = root / TMP / f"{name}.{uuid.uuid4().hex}"
     work.mkdir(parents=True)
     try:
-        written = [
-            _write_shard(work / f"shard-{i}-of-{len(shards)}.bin", data, wrote)
-            for i, data in enumerate(shards)
-        ]
+        entry = shard.write(work, data, wrote)
         if read_back:
-            _read_back(work, written)
-        raw = _seal({"format": FORMAT, **manifest, "shards": written, "verified": read_back})
+            _read_back(work, entry)
+        raw = _seal({"format": FORMAT, **manifest, "shards": [entry], "verified": read_back})
         write_new(work / MANIFEST, raw)
         fsync(work)
         before_rename()
@@ -270,10 +240,10 @@ def commit(
     return name
 
 
-def _read_back(work: Path, shards: list[dict[str, Any]]) -> None:
+def _read_back(work: Path, entry: dict[str, Any]) -> None:
     """Read what has been written; OSError where that is not what it should be."""
     try:
-        read_shards(work, {"shards": shards})
+        shard.read(work, entry)
     except Unusable as unusable:
         raise OSError(
             errno.EIO,
@@ -281,40 +251,6 @@ def _read_back(work: Path, shards: list[dict[str, Any]]) -> None:
             "way to it, is broken",
             str(work),
         ) from unusable
-
-
-def write_hint(run_dir: str | Path, name: str) -> None:
-    """Let LATEST name this checkpoint. Raises OSError; nothing depends on it."""
-    root = Path(run_dir) / CHECKPOINTS
-    work = root / TMP / f"{LATEST}.{uuid.uuid4().hex}"  # a killed writer's is removed with the rest
-    try:
-        write_new(work, name.encode() + b"\n")
-        os.replace(work, root / LATEST)
-    finally:
-        with contextlib.suppress(OSError):  # gone already after a success
-            os.unlink(work)
-
-
-def _write_shard(path: Path, data: memoryview, wrote: Callable[[], None]) -> dict[str, Any]:
-    """Write one shard durably; its entry in the manifest."""
-    hashes = []
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        bypass_cache(fd)
-        for begin in range(0, len(data), CHUNK_BYTES):
-            chunk = data[begin : begin + CHUNK_BYTES]
-            hashes.append(xxh3_128_hexdigest(chunk))
-            write_all(fd, chunk)
-            wrote()
-        os.fsync(fd)
-    finally:
-        os.close(fd)  # NFS may report a failed write only here
-    return {
-        "file": path.name,
-        "nbytes": len(data),
-        "chunk_bytes": CHUNK_BYTES,
-        "xxh3_128": hashes,
-    }
 
 
 def _rename_new(work: Path, final: Path, manifest: bytes) -> None:

@@ -1,10 +1,8 @@
 """Save in the background: a copy of the tensors is all that training waits for.
 
 A thread, not a process: both need the copy, nearly all of a commit is in calls that release the
-GIL, and a thread needs no shared memory and ends with its process. What a save costs the training,
-on two cores that both train (`benchmarks/checkpoint.py`): 15 ms for 13 MB and 0.46 s for 1.5 GB, of
-which the comparison of the ranks is 0.14 s and the copy 0.10 s; from a process of its own 13 ms and
-0.47 s. Through the page cache the commit of 1.5 GB would take 0.9 s of it, instead of 0.2 s.
+GIL, and a thread needs no shared memory and ends with its process. `benchmarks/checkpoint.py` says
+what a save costs the training: 15 ms for 13 MB and 0.46 s for 1.5 GB, on two cores that both train.
 """
 
 import json
@@ -12,23 +10,19 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gptddp.checkpoint import owner, retention, store
+from torch import Tensor
+
+from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.layout import Staging
 from gptddp.distributed import environment
-from gptddp.errors import GptddpError, Superseded, Unusable
+from gptddp.errors import GptddpError, Unusable
 from gptddp.files import FULL, explain, fsync
 from gptddp.run.directory import CHECKPOINTS
-from gptddp.run.history import highest_generation
-from gptddp.run.lineage import left
-
-if TYPE_CHECKING:
-    import torch
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +47,11 @@ class Writer:
     """Commits checkpoints from a background thread, one at a time. Rank 0 only.
 
     No failure of the disk reaches the caller as an exception: it is the `error` of the result.
-    `parent` is the checkpoint that this life was restored from. `before_commit` runs in the
-    thread when all is written but the name; an OSError from it prevents the commit (the run's
-    log is synced there, so that it has every step that is committed). `fence` runs after it, and
-    raises Superseded where another process has taken over the run. A `late` writer (see late.py)
-    commits the state of a life that is over, unless the run has left that state or has a newer
-    checkpoint. `run_id`: of the run, which each of its checkpoints says; see owner.py.
+    `parent` is the checkpoint that this life was restored from. `run_id` and `config`: of the run,
+    which each of its checkpoints says. `before_commit` runs in the thread when all is written but
+    the name; an OSError from it prevents the commit (the run's log is synced there, so that it has
+    every step that is committed). `fence` runs after it, and raises Superseded where the run goes
+    on without this process. `keep`: see `retention.prune`; 0: nothing is deleted on a full disk.
     """
 
     def __init__(
@@ -67,21 +60,20 @@ class Writer:
         generation: int,
         *,
         run_id: str | None = None,
+        config: Mapping[str, Any] | None = None,
         parent: str | None = None,
         keep: int = 3,
         keep_every: int = 0,
         before_commit: Callable[[], None] = lambda: None,
         fence: Callable[[], None] = lambda: None,
-        late: bool = False,
     ) -> None:
         self.run_dir = Path(run_dir)
-        self.generation, self.run_id = generation, run_id
+        self.generation, self.run_id, self.config = generation, run_id, config
         self.parent = parent
         self.keep, self.keep_every = keep, keep_every
         self.read_back = True  # not where a grace period is running out
         self.wrote: Callable[[], None] = lambda: None  # called after each chunk
         self.before_commit, self.fence = before_commit, fence
-        self.late = late
         self._staging: Staging | None = None
         self._thread: threading.Thread | None = None
         self._results: deque[Saved] = deque()
@@ -93,16 +85,13 @@ class Writer:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def prepare(self, tensors: Mapping[str, "torch.Tensor"]) -> Staging:
-        """Allocate the buffer for these names, shapes and dtypes, before a save has to."""
-        if self._staging is None or not self._staging.fits(tensors):
-            self._staging = None  # frees the old one first
+    def prepare(self, tensors: Mapping[str, Tensor]) -> Staging:
+        """Allocate the buffer for what all saves have, before the first one has to."""
+        if self._staging is None:
             self._staging = Staging(tensors)
         return self._staging
 
-    def submit(
-        self, step: int, tensors: Mapping[str, "torch.Tensor"], meta: Mapping[str, Any]
-    ) -> bool:
+    def submit(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bool:
         """Begin to save; False where the last save still runs or has saved this very step.
 
         `meta` is all state that is not a tensor, as JSON. The tensors (any device, stride and
@@ -134,20 +123,6 @@ class Writer:
             self._thread.join(timeout_s)
         return not self.busy
 
-    def save(
-        self, step: int, tensors: Mapping[str, "torch.Tensor"], meta: Mapping[str, Any]
-    ) -> Saved:
-        """Save this step, after the save in flight, and wait for the commit.
-
-        A step that is committed already is not saved again. The results of earlier saves stay
-        with `poll`.
-        """
-        self.wait()
-        if not self.submit(step, tensors, meta):
-            return Saved(step, str(self.parent), 0, 0.0, 0.0, None)
-        self.wait()
-        return self._results.pop()
-
     def save_bytes(
         self, step: int, layout: Mapping[str, Any], data: memoryview, meta: Mapping[str, Any]
     ) -> Saved:
@@ -162,6 +137,7 @@ class Writer:
             "step": step,
             "generation": self.generation,
             "run_id": self.run_id,
+            **({"config": dict(self.config)} if self.config is not None else {}),
             "parent": self.parent,
             "time": time.time(),
             **({"code": code} if (code := environment.code()) else {}),
@@ -178,8 +154,7 @@ class Writer:
 
     def has(self, step: int) -> bool:
         """Is this step the one last committed, or the one that this life was restored from."""
-        newest = store.order(self.parent) if self.parent else None
-        return newest is not None and newest[1] == step
+        return self.parent is not None and store.order(self.parent)[1] == step
 
     # -- in the thread
 
@@ -189,10 +164,9 @@ class Writer:
             try:
                 self._commit(manifest, data)
             except OSError as full:
-                if full.errno not in FULL:
+                if full.errno not in FULL or not self.keep:
                     raise
-                if not self.late:
-                    retention.remove_stale(self.run_dir, self.generation, older=True)
+                retention.discard_unfinished(self.run_dir, upto=self.generation)
                 self._prune(min(self.keep, 2))
                 self._commit(manifest, data)
         except Exception as exception:
@@ -205,67 +179,34 @@ class Writer:
         self._results.append(Saved(manifest["step"], name, len(data), stall_s, write_s, error))
 
     def _commit(self, manifest: dict[str, Any], data: memoryview) -> None:
-        if not self.late:  # of that life others may be saving the same
-            retention.remove_stale(self.run_dir, self.generation)
         name = store.name_of(manifest["step"], self.generation)
+        path = self.run_dir / CHECKPOINTS / name
         again, self._tried = self._tried == name, name
+
+        def before_rename() -> None:
+            self.before_commit()
+            self.fence()
+            if store.is_foreign(path, self.run_id):
+                log.warning("checkpoint %s is another run's: it is set aside", name)
+                retention.set_aside(path)
+
         try:
-            before_rename = partial(self._before_rename, manifest["step"])
-            store.commit(self.run_dir, manifest, [data], before_rename, self.read_back, self.wrote)
+            store.commit(self.run_dir, manifest, data, before_rename, self.read_back, self.wrote)
         except FileExistsError:
             if not again:
                 raise
             # The last try has come as far as the name, and failed by what comes after it.
-            fsync(self.run_dir / CHECKPOINTS)
-        store.read_manifest(self.run_dir / CHECKPOINTS / name)
+            fsync(path.parent)
+        store.read_manifest(path)
         self.parent = name
-        self._after_commit(name, partial(self._hint, name))
         if self.read_back:
-            self._after_commit(name, partial(self._prune, self.keep))
-
-    def _after_commit(self, name: str, work: Callable[[], None]) -> None:
-        """What no commit depends on, nor one of these on another."""
-        try:
-            work()
-        except OSError as error:  # the checkpoint stands
-            log.warning("after the commit of %s: %s", name, explain(error))
+            try:
+                self._prune(self.keep)
+            except OSError as error:  # the checkpoint stands
+                log.warning("after the commit of %s: %s", name, explain(error))
 
     def _prune(self, keep: int) -> None:
         retention.prune(self.run_dir, keep, keep_every=self.keep_every, run_id=self.run_id)
-
-    def _hint(self, name: str) -> None:
-        """Let LATEST name this checkpoint, or the newer one that the living life has meanwhile."""
-        store.write_hint(self.run_dir, name)
-        if self.late and (newest := owner.newest(self.run_dir, self.run_id)) not in (None, name):
-            store.write_hint(self.run_dir, str(newest))
-
-    def _before_rename(self, step: int) -> None:
-        """The last check: a writer that is late after this one has the lower generation."""
-        self.before_commit()
-        ignore = owner.foreign_after(self.run_dir, self.run_id, self.generation)
-        if self.late:
-            self._check_lineage(step, ignore)
-        elif (newest := highest_generation(self.run_dir, ignore=ignore)) > self.generation:
-            raise Superseded(
-                f"generation {newest} of this run has begun: generation {self.generation} is over"
-            )
-        self.fence()
-        self._make_free(step)
-
-    def _make_free(self, step: int) -> None:
-        """Set aside what lies where the checkpoint is to be, if it is another run's."""
-        path = self.run_dir / CHECKPOINTS / store.name_of(step, self.generation)
-        if owner.is_foreign(path, self.run_id):
-            log.warning("checkpoint %s is another run's: it is set aside", path.name)
-            retention.set_aside(path)
-
-    def _check_lineage(self, step: int, ignore: Collection[str]) -> None:
-        """Raise Superseded where this state, of a life that is over, is of no more use."""
-        newest = owner.newest(self.run_dir, self.run_id)
-        if newest and (store.order(newest) or (0, 0)) > (self.generation, step):
-            raise Superseded(f"{newest} has been committed meanwhile, which is newer")
-        if why := left(self.run_dir, self.generation, step, ignore):
-            raise Superseded(f"the run has not gone on from this state: {why}")
 
 
 def _explain(error: Exception) -> str:

@@ -1,24 +1,23 @@
 """The blocks of a lane, made one after the other: read, tokenise, pack, shuffle, hash."""
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from gptddp.data.cache import Cache
 from gptddp.data.dataset import Dataset, RowGroup
-from gptddp.data.lanes import Block, Share, blocks, rows_order
+from gptddp.data.lanes import Block, blocks, rows_order
 from gptddp.data.packing import IDS, Packed, hashes, origins, pack
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.distributed.pulse import beat
 from gptddp.errors import BadRowGroup, DataError
 
 RETRY_S = (0.2, 1.0, 5.0)  # waits before reading a row group again
+_NEVER = threading.Event()  # which stops nobody
 
 Encode = Callable[[Any], np.ndarray]  # of a document, text or token ids
 Document = tuple[Any, bool]  # and whether it goes on in another row of the dataset
@@ -49,8 +48,8 @@ class Source:
     pack: str = "best-fit"
     cache: Cache | None = None
     quarantined: frozenset[int] = frozenset()  # row groups that count as empty; never read
-    # The row group that was read last: lanes that share one often need it one after the other.
-    _last: tuple[int, list[Document]] = (-1, [])
+    # Of row groups that were cut for lanes: the packed rows, until another lane takes its part.
+    _shared: dict[int, Packed] = field(default_factory=dict)
 
     @property
     def library(self) -> str | None:
@@ -59,14 +58,7 @@ class Source:
 
     def encoder(self) -> Encode:
         """A new function from a document to its tokens (1-D), to be used in one thread."""
-        if self.dataset.pretokenized:
-            return lambda ids: ids
-        return self.tokenizer.encoder()
-
-    def pack_rows(self, tokens: Sequence[np.ndarray], goes_on: Sequence[bool]) -> Packed:
-        """Pack the tokens of a block's documents, some of which go on elsewhere."""
-        dtype = self.tokenizer.dtype
-        return pack(tokens, self.tokenizer.bos, self.seq_len, dtype, self.pack, goes_on)
+        return (lambda ids: ids) if self.dataset.pretokenized else self.tokenizer.encoder()
 
     def name(self, group: int) -> str:
         """A row group as a message says it."""
@@ -74,7 +66,9 @@ class Source:
         return f"{self.dataset.dir / it.path}, row group {it.index}"
 
     def cached(self, block: Block) -> tuple[Packed | None, tuple[object, ...]]:
-        """(the packed rows of a block or None, its identity in the cache: see `keep`)."""
+        """(all rows of the block's row group or None, its identity in the cache: see `keep`)."""
+        if (rows := self._shared.pop(block.group, None)) is not None:
+            return rows, ()
         if self.cache is None or block.group in self.quarantined:
             return None, ()
         group = self.groups[block.group]
@@ -90,75 +84,82 @@ class Source:
             self.seq_len,
             group.path,
             group.index,
-            block.part,
-            block.parts,
             file.st_size,
             file.st_mtime_ns,
         )
         return self.cache.get(identity, self.seq_len, self.tokenizer.dtype), identity
 
-    def keep(self, identity: tuple[object, ...], rows: Packed) -> None:
-        """Put packed rows in the cache, under the identity that `cached` has given."""
-        if self.cache is not None and identity:
+    def keep(self, block: Block, identity: tuple[object, ...], rows: Packed) -> None:
+        """Keep all rows of the block's row group, under the identity that `cached` has given.
+
+        Without a cache in memory, if another lane has a part: one row group a lane at most.
+        """
+        if self.cache is None and not block.is_whole:
+            self._shared[block.group] = rows
+        elif self.cache is not None and identity:
             self.cache.put(identity, rows)
 
-    def documents(self, group: int, wait: Callable[[float], Any] = time.sleep) -> list[Document]:
+    def documents(self, group: int, stopped: threading.Event = _NEVER) -> list[Document]:
         """The documents of a row group that have text, or tokens, in order: [] in quarantine.
 
-        The errors of a network volume may pass, so reading is tried again, with `wait(seconds)`
-        before each attempt. Raises BadRowGroup after the last one; DataError, or an OSError that
-        may pass, where the whole dataset is out of reach.
+        The errors of a network volume may pass, so reading is tried again, after waits that
+        `stopped` ends. Raises BadRowGroup after the last attempt; DataError, or an OSError that may
+        pass, where the whole dataset is out of reach.
         """
         if group in self.quarantined:
             return []
-        last, documents = self._last
-        if last != group:
-            documents = self._read(group, wait)
-            self._last = (group, documents)
-        return documents
+        for wait_s in (0.0, *RETRY_S):
+            stopped.wait(wait_s)
+            try:
+                return self._read(group)
+            except DataError as error:
+                last = error
+        self.dataset.check_storage()  # a volume that is away must not count as bad files
+        # Validation has no quarantine: losses can be compared only over the same rows.
+        way_out = ", or go on without it: --on-bad quarantine" if self.split == "train" else ""
+        raise BadRowGroup(
+            f"{last} ({1 + len(RETRY_S)} attempts within {sum(RETRY_S):.0f} s); put the file "
+            f"back from a copy, or prepare the data again{way_out}",
+            group,
+        ) from last
 
-    def _read_once(self, group: int) -> list[Document]:
+    def pack_rows(
+        self, documents: Sequence[Document], encode: Encode, stopped: threading.Event = _NEVER
+    ) -> Packed | None:
+        """Tokenise and pack the documents of a row group; None if stopped."""
+        tokens = []
+        for document, _ in documents:
+            if stopped.is_set():
+                return None
+            tokens.append(encode(document))
+            beat()  # for the trainer, which may wait for these rows
+        goes_on = [mark for _, mark in documents]
+        bos, dtype = self.tokenizer.bos, self.tokenizer.dtype
+        return pack(tokens, bos, self.seq_len, dtype, self.pack, goes_on)
+
+    def _read(self, group: int) -> list[Document]:
         found = self.dataset.read(self.groups[group])
         goes_on = self.dataset.goes_on(self.groups[group])
         both: Iterable[tuple[Any, Any]] = zip(found, goes_on, strict=True)
         return [(text, bool(mark)) for text, mark in both if text is not None and len(text)]
-
-    def _read(self, group: int, wait: Callable[[float], Any]) -> list[Document]:
-        for delay in RETRY_S:
-            try:
-                return self._read_once(group)
-            except DataError:
-                wait(delay)
-        try:
-            return self._read_once(group)
-        except DataError as error:
-            self.dataset.check_storage()  # a volume that is away must not count as bad files
-            # Validation has no quarantine: losses can be compared only over the same rows.
-            way_out = ", or go on without it: --on-bad quarantine" if self.split == "train" else ""
-            raise BadRowGroup(
-                f"{error} ({1 + len(RETRY_S)} attempts within {sum(RETRY_S):.0f} s); put the file "
-                f"back from a copy, or prepare the data again{way_out}",
-                group,
-            ) from error
 
 
 class Lane:
     """One lane: the block to make next, the rows that are ready, the row to take next."""
 
     def __init__(
-        self, number: int, shares: Sequence[Share], seed: int, cursor: Sequence[int] = (0, 0, 0)
+        self, number: int, dealt: Sequence[Block], seed: int, cursor: Sequence[int] = (0, 0, 0)
     ) -> None:
         """`cursor`: (epoch, block, row) to begin at; DataError where the lane has no such block."""
-        self.number, self.shares, self.seed = number, shares, seed
+        self.number, self.dealt, self.seed = number, dealt, seed
         # making blocks: used only by the thread that has set `busy`
         self.busy = False
         self.error: BaseException | None = None
         self.reading = ""  # the file, as a message says it, while it is read; for any thread
         self.epoch, self.block, self._skip = cursor
-        self._plan = blocks(shares, seed, number, self.epoch)
+        self._plan = blocks(dealt, seed, number, self.epoch)
         if not 0 <= self.block < len(self._plan):
             raise self._misplaced(f"only {len(self._plan)} blocks")
-        self._read: dict[Block, Sequence[Document]] = {}  # of the next blocks, read already
         self._without_rows = 0  # blocks without rows, one after the other
         # taking rows: under the producer's lock
         self.ready: deque[Made] = deque()
@@ -167,39 +168,38 @@ class Lane:
         self.cursor = tuple(cursor)
 
     def make(
-        self, source: Source, encode: Encode, stopped: threading.Event | None = None
+        self, source: Source, encode: Encode, stopped: threading.Event = _NEVER
     ) -> Made | None:
         """Make the next block and move on; None if it has no rows, or if stopped.
 
         Raises BadRowGroup when its row group cannot be read; DataError when the whole dataset is
         out of reach, when an epoch has no rows, or when the cursor is behind the block's last row.
         """
-        if self._plan[self.block].group in source.quarantined:
+        block, quarantined = self._plan[self.block], source.quarantined
+        if block.group in quarantined:
             self._skip = 0  # some of its rows may have been trained before it went bad
         documents: Sequence[Document] = ()
-        self.reading = source.name(self._plan[self.block].group)
+        self.reading = source.name(block.group)
         try:
-            packed, identity = source.cached(self._plan[self.block])
+            packed, identity = source.cached(block)
             if packed is None:
-                documents = self._documents(source, stopped.wait if stopped else time.sleep)
+                documents = source.documents(block.group, stopped)
         finally:
             self.reading = ""
         if packed is None:
-            tokens = []
-            for document, _ in documents:
-                if stopped and stopped.is_set():
-                    return None
-                tokens.append(encode(document))
-                beat()  # for the trainer, which may wait for this block
-            packed = source.pack_rows(tokens, [goes_on for _, goes_on in documents])
-            source.keep(identity, packed)
+            if (packed := source.pack_rows(documents, encode, stopped)) is None:
+                return None
+            source.keep(block, identity, packed)
+        # With fewer rows than lanes, several lanes have the same row.
+        alone = all(other.group in quarantined for other in self._plan if other != block)
+        rows = block.rows(len(packed), self.seed, least=alone)
         at, first = (self.epoch, self.block), self._skip
-        self._advance(len(packed))
-        if not len(packed):
+        self._advance(len(rows))
+        if not len(rows):
             return None
-        packed = packed.take(rows_order(len(packed), self.seed, self.number, *at))
+        packed = packed.take(rows[rows_order(len(rows), self.seed, self.number, *at)])
         origin = origins(len(packed), self.number, *at)
-        prints = hashes(packed, origin, source.pack)
+        prints = hashes(packed, origin)
         after, rest = (self.epoch, self.block), slice(first, None)
         return Made(*at, after, first, packed.take(rest), prints[rest], origin[rest])
 
@@ -220,14 +220,6 @@ class Lane:
                 self.taken, self.cursor = 0, (*made.after, 0)
         return parts
 
-    def _documents(self, source: Source, wait: Callable[[float], Any]) -> Sequence[Document]:
-        block, *later = self._plan[self.block :]
-        if block not in self._read:  # read it for all blocks that follow from the same row group
-            documents = source.documents(block.group, wait)
-            same = takewhile(lambda b: b.group == block.group, later)
-            self._read = {b: b.of(documents) for b in (block, *same)}
-        return self._read.pop(block)
-
     def _advance(self, n_rows: int) -> None:
         if self._skip and self._skip >= n_rows:
             raise self._misplaced(f"only {n_rows} rows in this block")
@@ -235,14 +227,14 @@ class Lane:
         self._without_rows = 0 if n_rows else self._without_rows + 1
         if self._without_rows >= 2 * len(self._plan):  # from any block on, a whole epoch
             raise DataError(
-                f"lane {self.number} has no text: none of the documents of its {len(self.shares)} "
+                f"lane {self.number} has no text: none of the documents of its {len(self.dealt)} "
                 "row groups gives a token; prepare the data set again (that leaves out empty "
                 "documents), or begin a run with fewer lanes"
             )
         self.block += 1
         if self.block == len(self._plan):
             self.epoch, self.block = self.epoch + 1, 0
-            self._plan = blocks(self.shares, self.seed, self.number, self.epoch)
+            self._plan = blocks(self.dealt, self.seed, self.number, self.epoch)
 
     def _misplaced(self, found: str) -> DataError:
         return DataError(

@@ -91,7 +91,11 @@ class Cache:
             return
         name = _name(identity)
         unfinished = self.folder / f"{name}.{uuid.uuid4().hex}{_UNFINISHED}"
-        content = _encoded(rows)
+        tokens = rows.tokens.astype(rows.tokens.dtype.newbyteorder("<"), copy=False)
+        content = [
+            np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+            for part in (tokens, np.packbits(rows.valid, axis=1))
+        ]
         try:
             with open(unfinished, "xb") as file:
                 file.write(_hash(name, *content))
@@ -134,14 +138,6 @@ def _hash(name: str, *parts: memoryview) -> bytes:
     for part in parts:
         digest.update(part)
     return digest.digest()
-
-
-def _encoded(rows: Packed) -> list[memoryview]:
-    tokens = rows.tokens.astype(rows.tokens.dtype.newbyteorder("<"), copy=False)
-    return [
-        np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
-        for part in (tokens, np.packbits(rows.valid, axis=1))
-    ]
 
 
 def _decoded(content: bytes, name: str, seq_len: int, dtype: np.dtype) -> Packed | None:

@@ -9,7 +9,7 @@ A huge document is cut into parts, each of them a row of its own. Then there is 
 `goes_on`: true where what follows in the document is another row. The rows of a document are of one
 split, but in no order.
 
-bad.jsonl               records that `gptddp prepare --on-bad skip` has left out; not read
+bad.jsonl               records that `gptddp prepare --max-bad` has left out; not read
 .prepare/               only while `gptddp prepare` is at work, or where it was killed
 """
 
@@ -18,7 +18,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -29,19 +30,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gptddp.data import inventory, pretokenized
-from gptddp.data.lanes import BLOCK_BYTES
-from gptddp.data.parquet import open_parquet
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from gptddp.errors import DataError
 from gptddp.files import exists, may_pass, parse_json
 
-FORMAT, VERSION = "gptddp-dataset", 1
-CUT_VERSION = 2  # where documents are cut: who does not know `goes_on` would end each at its parts
+FORMAT, VERSION = "gptddp-dataset", 3  # 0.1.0 has made version 1
 MANIFEST = "dataset.json"
 SCRATCH = ".prepare"  # the first folder that `prepare` makes and the last that it removes
 COLUMN, GOES_ON = "text", "goes_on"
 _FOOTERS = 128  # parsed and kept, about 1 kB a row group; the files are closed after each read
-_HUGE_BYTES = 64 << 20  # of text in a row group: several copies are in memory at a time
 _PREPARE = "`gptddp prepare SOURCE... --out DIR`, on a cluster `gptddp-k8s prepare`"
 
 Split = Literal["train", "val"]
@@ -56,6 +53,7 @@ class RowGroup:
     index: int
     rows: int
     text_bytes: int
+    tokens: int  # about, with one for the end of each row: what lanes are dealt by
 
 
 class Dataset:
@@ -71,11 +69,6 @@ class Dataset:
         """Are the documents token ids, and not text?"""
         return bool(self.manifest.get("column", COLUMN) == pretokenized.COLUMN)
 
-    @property
-    def is_cut(self) -> bool:
-        """Are there documents in parts, so that a row may go on in another one?"""
-        return bool(self.manifest["version"] == CUT_VERSION)
-
     @cached_property
     def sha256(self) -> str:
         """The data's identity: hex, over path, size, content hash and row groups of every file."""
@@ -84,11 +77,12 @@ class Dataset:
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
     def row_groups(self, split: Split) -> list[RowGroup]:
-        """Every row group of a split, in the order of the files."""
+        """Every row group of a split: their numbers are their places in this list."""
+        files = self.manifest["splits"][split]["files"]
         return [
-            RowGroup(file["path"], index, rows, text_bytes)
-            for file in self.manifest["splits"][split]["files"]
-            for index, (rows, text_bytes) in enumerate(file["row_groups"])
+            RowGroup(file["path"], index, *group)
+            for file in sorted(files, key=lambda file: os.fsencode(file["path"]))
+            for index, group in enumerate(file["row_groups"])
         ]
 
     def tokenizer(self) -> Tokenizer:
@@ -109,24 +103,8 @@ class Dataset:
         return tokenizer
 
     def warnings(self) -> list[str]:
-        """One line for each thing that a user should know of a dataset that can be used."""
-        lines = [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
-        groups = [group for split in SPLITS for group in self.row_groups(split)]
-        huge = _largest(group for group in groups if group.rows > 1)
-        if huge.text_bytes > _HUGE_BYTES:
-            lines.append(
-                f"{self.dir}: {huge.path} has a row group of {huge.text_bytes >> 20} MiB, and each "
-                f"is read as a whole; `gptddp repack {self.dir} --out DIR` makes small ones"
-            )
-        huge = _largest(group for group in groups if group.rows == 1)
-        if huge.text_bytes > BLOCK_BYTES:  # made before they were cut: a row group of its own
-            lines.append(
-                f"{self.dir}: {huge.path} has a document of {huge.text_bytes >> 20} MiB: one lane "
-                "gets all of it, and it is tokenised as a whole; prepare the data again with "
-                f"another --out, from its sources or from {self.dir}/train with --val "
-                f"{self.dir}/val: that cuts it into parts"
-            )
-        return lines
+        """One line for each training file whose damage does not end the run."""
+        return [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
 
     def check_whole(self) -> None:
         """Raise DataError, naming them, if training files are missing or of another size."""
@@ -162,7 +140,7 @@ class Dataset:
 
     def goes_on(self, row_group: RowGroup) -> list[bool]:
         """For each row of a row group: does its document go on in another row? Raises as `read`."""
-        if not self.is_cut:
+        if "cut" not in self.manifest:
             return [False] * row_group.rows
         return self._column(row_group, GOES_ON, pa.ChunkedArray.to_pylist)
 
@@ -186,9 +164,23 @@ class Dataset:
         return found
 
 
-def _largest(groups: Iterable[RowGroup]) -> RowGroup:
-    """The one with most text, one without any where there is none."""
-    return max(groups, key=lambda group: group.text_bytes, default=RowGroup("", 0, 0, 0))
+@contextmanager
+def open_parquet(
+    path: str | os.PathLike[str], footer: pq.FileMetaData | None = None
+) -> Iterator[pq.ParquetFile]:
+    """Open a parquet file, also one whose name is not UTF-8, which pyarrow alone would refuse.
+
+    Page checksums are compared where the writer left any: nothing else shows damage of an
+    uncompressed page. There is no pre_buffer, because it would keep all that was read so far in
+    memory. Raises OSError or pyarrow.ArrowException.
+    """
+    with (
+        pa.OSFile(os.fsencode(path)) as raw,
+        pq.ParquetFile(
+            raw, metadata=footer, pre_buffer=False, page_checksum_verification=True
+        ) as file,
+    ):
+        yield file
 
 
 @lru_cache(maxsize=_FOOTERS)
@@ -215,8 +207,7 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
     """Open a prepared dataset; raises DataError, with the fix, unless all its files are there.
 
     With on_bad "quarantine", training files may be missing or of another size: reading them fails
-    later. Shards that the manifest does not name, as after a renaming, are refused all the same.
-    Raises OSError for an error of the volume that may pass.
+    later. Raises OSError for an error of the volume that may pass.
     """
     dir = Path(path)
     try:
@@ -233,18 +224,22 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
         known, version = False, None
     if not known:
         raise DataError(f"{dir / MANIFEST} is not of a dataset of gptddp: make one with {_PREPARE}")
-    if version not in (VERSION, CUT_VERSION):
+    if version != VERSION:
         raise DataError(
-            f"{dir / MANIFEST} has format version {version}, but this gptddp reads {VERSION} and "
-            f"{CUT_VERSION}: prepare the data again, or use the gptddp that made it "
-            f"({manifest.get('gptddp')})"
+            f"{dir / MANIFEST} has format version {version}, made by gptddp "
+            f"{manifest.get('gptddp')}, and this gptddp reads {VERSION}: prepare the data again "
+            f"with {_PREPARE}"
         )
     if wrong := inventory.misplaced(manifest):
         raise DataError(
             f"{dir / MANIFEST}: {wrong}: it must be a path below the dataset's folder, without "
             "'..'; put the file back as it was prepared, or prepare again"
         )
-    return Dataset(dir, manifest, _check_files(dir, manifest, on_bad == "fail"))
+    damaged = inventory.damaged(dir, manifest)
+    train = {file["path"] for file in manifest["splits"]["train"]["files"]}
+    if not train.issuperset(damaged) or (damaged and on_bad == "fail"):
+        raise _not_whole(dir, list(damaged.values()))
+    return Dataset(dir, manifest, list(damaged.values()))
 
 
 def _absence(dir: Path) -> str:
@@ -253,16 +248,6 @@ def _absence(dir: Path) -> str:
     if os.path.isdir(dir):
         return "there is no prepared dataset in it; make one with"
     return "no such folder; make a dataset with"
-
-
-def _check_files(dir: Path, manifest: dict[str, Any], damage_is_fatal: bool) -> list[str]:
-    """A line for each damaged training file; DataError, naming every file, for any other damage."""
-    damaged, lines = inventory.on_disk(dir, manifest)
-    train = {file["path"] for file in manifest["splits"]["train"]["files"]}
-    other = len(lines) > len(damaged) or not train.issuperset(damaged)
-    if other or (lines and damage_is_fatal):
-        raise _not_whole(dir, lines)
-    return lines
 
 
 def _not_whole(dir: Path, lines: list[str]) -> DataError:

@@ -47,65 +47,18 @@ def damaged(dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def added(dir: Path, manifest: Mapping[str, Any]) -> dict[str, int]:
-    """Shards beside those of the manifest, which nothing would read: {path: bytes}.
-
-    Hidden files are left alone: network file systems make some. Raises OSError as `damaged` does.
-    """
-    known, found = files(manifest), {}
-    for split in manifest["splits"]:
-        try:
-            with os.scandir(dir / split) as entries:
-                for entry in entries:
-                    path = f"{split}/{entry.name}"
-                    visible = entry.name.endswith(".parquet") and not entry.name.startswith(".")
-                    if visible and path not in known:
-                        found[path] = entry.stat().st_size
-        except OSError as error:  # the folder's files are damaged, which says more
-            if may_pass(error):
-                raise
-    return found
-
-
-def on_disk(dir: Path, manifest: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """(damaged files, lines that name every difference between folder and manifest)."""
-    bad, extra = damaged(dir, manifest), added(dir, manifest)
-    known = files(manifest)
-    lines = []
-    for path, text in bad.items():
-        twin = next((p for p in extra if extra[p] == known.get(path, {}).get("bytes")), None)
-        if twin and "bytes instead of" not in text:
-            text += f" (renamed to {twin}?)"
-            del extra[twin]
-        lines.append(text)
-    lines += [f"{path} was added" for path in extra]
-    return list(bad), lines
-
-
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs between the files of two manifests, each as {path: entry}; a line a file."""
     lines = []
-    gone = {path: old[path] for path in old.keys() - new.keys()}
-    fresh = {path: new[path] for path in new.keys() - old.keys()}
-    for path in sorted(gone, key=os.fsencode):
-        same = [p for p in fresh if _content(fresh[p]) == _content(old[path])]
-        if twin := min(same, key=os.fsencode, default=None):
-            lines.append(f"{path} was renamed to {twin}")
-            del fresh[twin]
-        else:
-            lines.append(f"{path} was removed")
-    lines += [f"{path} was added" for path in sorted(fresh, key=os.fsencode)]
-    for path in sorted(old.keys() & new.keys(), key=os.fsencode):
-        before, after = old[path], new[path]
-        if before["bytes"] != after["bytes"]:
+    for path in sorted(old.keys() | new.keys(), key=os.fsencode):
+        before, after = old.get(path), new.get(path)
+        if before is None or after is None:
+            lines.append(f"{path} was {'added' if before is None else 'removed'}")
+        elif before["bytes"] != after["bytes"]:
             lines.append(f"{path} has {after['bytes']} bytes instead of {before['bytes']}")
         elif before != after:
             lines.append(f"{path} has other content")
     return lines
-
-
-def _content(file: Mapping[str, Any]) -> tuple[Any, Any]:
-    return file["bytes"], file.get("xxh3_64")
 
 
 def listed(lines: list[str]) -> str:

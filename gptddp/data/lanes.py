@@ -1,34 +1,28 @@
-"""Which documents come next in which lane: pure functions of (row groups, seed), no I/O.
+"""Which rows come next in which lane: pure functions of (row groups, seed), no I/O.
 
 A lane is a virtual rank; their number is fixed for the run. Every step takes the same number of
 rows from every lane, and a rank owns some of the lanes, so the rows of a step do not depend on the
 world size. The position in the whole dataset is one cursor (epoch, block, row) a lane.
 
-- A *share* is a row group, or an equal part of one where there are fewer of them than lanes.
-  Shares are dealt once, largest first, each to the lane with the least bytes so far. With fewer
-  documents than lanes, several lanes are given the same share: they read the same documents and
-  shuffle differently.
-- A *block*, what is tokenised and packed at once, is a share of at most 1024 documents and 8 MiB,
-  or one of equal slices, of about 512 documents or less, of a larger one.
-- A lane goes through its shares in another order in each epoch, and begins its next epoch without
+- The row groups, in keyed order, are one line of tokens. Each lane has an equal length of it, to
+  a token (McNaughton 1959): some whole row groups, and a part of one at each end.
+- A *block* is a row group, or the part of one that is a lane's. What is tokenised and packed at
+  once is always the whole row group; a lane takes its part of the rows. So lanes are alike however
+  few or long the documents are, and every row is in one lane.
+- A lane goes through its blocks in another order in each epoch, and begins its next epoch without
   waiting for the other lanes. So there is nothing to pad and nothing to drop.
 
 All orders are stable sorts of splitmix64 keys. NumPy's generators may change their streams
 between versions, its default sort orders ties by processor, and `hash` changes with the process.
 """
 
-import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-WHOLE_DOCUMENTS = 1024  # a share of up to so many documents is one block
-SLICE_DOCUMENTS = 512  # a larger one is cut into blocks of about so many
-BLOCK_BYTES = 2**23  # of text in a block, at most, about: 1024 books would take a lot of memory
 # What a key is for; part of every key, so that no two orders are related.
-DEAL, EPOCH, ROWS, EVAL = 1, 2, 3, 4
+DEAL, EPOCH, ROWS = 1, 2, 3
 
 _WORD = 2**64 - 1
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -56,63 +50,56 @@ def keyed_order(n: int, *words: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Documents `part * n // parts` to `(part + 1) * n // parts` of a row group.
+    """The part of a row group from token `first` to token `stop` of its `size` tokens.
 
-    `group` is an index in the list of row groups; n is how many documents of it have text.
+    `group` is an index in the list of row groups.
     """
-
-    group: int
-    part: int
-    parts: int
-
-    def of(self, documents: Sequence[Any]) -> Sequence[Any]:
-        """The block's part of its row group's documents.
-
-        Where there are fewer documents than parts, each part is one document and some are in
-        several parts: otherwise a lane could be without text.
-        """
-        n = len(documents)
-        if n < self.parts:
-            return documents[self.part % n : self.part % n + 1] if n else documents
-        return documents[self.part * n // self.parts : (self.part + 1) * n // self.parts]
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Blocks `first` to `stop - 1` of the `parts` of a row group: the unit that lanes are dealt."""
 
     group: int
     first: int
     stop: int
-    parts: int
+    size: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Is it all of its row group, or does another lane have a part?"""
+        return self.stop - self.first == self.size
+
+    def rows(self, n: int, seed: int, least: int = 0) -> np.ndarray:
+        """Which of the n packed rows of the row group are in this block, int64; `least` at least.
+
+        The parts of a row group have each of its rows once. They are in keyed order, because
+        packing puts long documents first.
+        """
+        first, stop = self.first * n // self.size, self.stop * n // self.size
+        return keyed_order(n, seed, DEAL, self.group)[first : max(stop, first + least)]
 
 
-def deal(groups: Sequence[tuple[int, int]], lanes: int, seed: int) -> list[list[Share]]:
-    """Deal row groups of (documents, bytes of text) to lanes: a list of shares for each lane.
+def deal(sizes: Sequence[int], lanes: int, seed: int) -> list[list[Block]]:
+    """Deal row groups of these sizes, in tokens, to lanes: a list of blocks for each lane.
 
-    Row groups without text are left out; without any text, no lane is given a share.
+    Row groups without tokens are left out; with fewer tokens than lanes, some lanes have no block.
     """
-    shares, sizes = _shares(groups, lanes)
-    # Largest first (Graham 1969), so that lanes end up alike; in keyed order among equals.
-    order = sorted(keyed_order(len(shares), seed, DEAL).tolist(), key=lambda i: -sizes[i])
-    loads = [(0, lane) for lane in range(lanes)]  # a heap: least bytes, then lowest lane
-    dealt: list[list[Share]] = [[] for _ in range(lanes)]
-    for i in order:
-        load, lane = heapq.heappop(loads)
-        dealt[lane].append(shares[i])
-        heapq.heappush(loads, (load + max(sizes[i], 1), lane))
-    for lane in range(len(shares), lanes if shares else 0):
-        dealt[lane] = dealt[lane % len(shares)]
+    dealt: list[list[Block]] = [[] for _ in range(lanes)]
+    total, at, lane = sum(sizes), 0, 0
+    for group in keyed_order(len(sizes), seed, DEAL).tolist():
+        first, size = 0, sizes[group]
+        while first < size:
+            end = total * (lane + 1) // lanes  # of the lane
+            if part := min(size - first, end - at):
+                dealt[lane].append(Block(group, first, first + part, size))
+            first, at = first + part, at + part
+            lane += at == end
     return dealt
 
 
-def hosts(dealt: Sequence[Sequence[Share]], quarantined: Collection[int]) -> list[int]:
-    """For each lane the lane whose shares it reads: its own, unless all are in quarantine.
+def hosts(dealt: Sequence[Sequence[Block]], quarantined: Collection[int]) -> list[int]:
+    """For each lane the lane whose blocks it reads: its own, unless all are in quarantine.
 
-    Then it is the next lane that has a share left (after the last lane comes lane 0): both read the
-    same documents, in different orders. [] where no lane has a share left.
+    Then it is the next lane that has a block left (after the last lane comes lane 0): both read the
+    same rows, in different orders. [] where no lane has a block left.
     """
-    left = [any(share.group not in quarantined for share in shares) for shares in dealt]
+    left = [any(block.group not in quarantined for block in blocks) for blocks in dealt]
     if not any(left):
         return []
     host, found = left.index(True), []
@@ -122,49 +109,13 @@ def hosts(dealt: Sequence[Sequence[Share]], quarantined: Collection[int]) -> lis
     return found[::-1]
 
 
-def _shares(groups: Sequence[tuple[int, int]], lanes: int) -> tuple[list[Share], list[int]]:
-    """The shares of all row groups, in their order, and the bytes of each."""
-    text = {g: size for g, (n, size) in enumerate(groups) if n and size}
-    cuts = dict.fromkeys(text, 1)
-    # Cut the row group with most documents a share. Not the one with most bytes: that is often one
-    # huge document, and its other shares would be small and read again and again.
-    heap = [(-groups[g][0], g) for g in text]
-    heapq.heapify(heap)
-    for _ in range(len(text), lanes):
-        if not heap or heap[0][0] == -1:
-            break  # fewer documents than lanes
-        g = heap[0][1]
-        cuts[g] += 1
-        heapq.heapreplace(heap, (-groups[g][0] // cuts[g], g))
-    shares, sizes = [], []
-    for g, k in cuts.items():
-        n = _slices(groups[g][0] // k, text[g] // k)
-        shares += [Share(g, i * n, (i + 1) * n, k * n) for i in range(k)]
-        sizes += [text[g] // k] * k
-    return shares, sizes
-
-
-def _slices(documents: int, size: int) -> int:
-    """The number of blocks of a share of so many bytes and documents, or one document more."""
-    by_documents = 1 if documents <= WHOLE_DOCUMENTS else -(-documents // SLICE_DOCUMENTS)
-    return min(documents, max(by_documents, -(-size // BLOCK_BYTES)))
-
-
-def blocks(shares: Sequence[Share], seed: int, lane: int, epoch: int) -> list[Block]:
-    """The blocks of one epoch of a lane, in order; as many in every epoch.
-
-    The blocks of a share follow each other, so that its row group is read once.
-    """
-    order = keyed_order(len(shares), seed, EPOCH, lane, epoch).tolist()
-    return [
-        Block(share.group, part, share.parts)
-        for share in (shares[i] for i in order)
-        for part in range(share.first, share.stop)
-    ]
+def blocks(dealt: Sequence[Block], seed: int, lane: int, epoch: int) -> list[Block]:
+    """The blocks of a lane in the order of one epoch."""
+    return [dealt[i] for i in keyed_order(len(dealt), seed, EPOCH, lane, epoch).tolist()]
 
 
 def rows_order(n: int, seed: int, lane: int, epoch: int, block: int) -> np.ndarray:
-    """The order of a block's n rows, int64: packing puts long documents first, this mixes them."""
+    """The order of a block's n rows in an epoch, int64."""
     return keyed_order(n, seed, ROWS, lane, epoch, block)
 
 

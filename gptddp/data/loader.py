@@ -7,7 +7,6 @@ What a batch holds is a pure function of dataset, settings and step (lanes.py, p
 number of threads, and how far they are ahead (producer.py), decide only when it is ready.
 """
 
-import os
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +18,12 @@ import numpy as np
 from gptddp.config import Config, check_world_size
 from gptddp.data.blocks import Lane, Source
 from gptddp.data.cache import Cache
-from gptddp.data.dataset import Dataset, RowGroup, Split
-from gptddp.data.lanes import deal, hosts, owned
-from gptddp.data.packing import IDS, documents_of
+from gptddp.data.dataset import Dataset, Split
+from gptddp.data.lanes import Block, deal, hosts, owned
+from gptddp.data.packing import IDS
 from gptddp.data.producer import Producer
 from gptddp.distributed import storage
-from gptddp.errors import ConfigError, DataError
+from gptddp.errors import DataError
 
 STATE_VERSION = 2
 _HASH_DIGITS = 16  # hex, of each hash that a state keeps
@@ -55,16 +54,6 @@ class Batch:
     bad: int = -1
     origin: np.ndarray | None = None
 
-    @property
-    def segments(self) -> np.ndarray:
-        """int32 (rows, T): number of each input's document in its row, from 0; -1: padding."""
-        return documents_of(self.tokens, self.valid, self.bos)[0]
-
-    @property
-    def positions(self) -> np.ndarray:
-        """int32 (rows, T): number of each input in its segment, from 0."""
-        return documents_of(self.tokens, self.valid, self.bos)[1]
-
 
 class Loader:
     """Endless batches of the train split: a step has the same rows at any world size.
@@ -94,8 +83,6 @@ class Loader:
     ) -> None:
         config = Config(lanes=lanes, batch=batch, seq_len=seq_len, seed=seed, pack=pack)
         check_world_size(config, world_size)
-        if threads < 1:
-            raise ConfigError(f"threads is {threads}: the loader needs at least 1")
         source = _source(dataset, "train", seq_len, pack, cache)
         self._identity = _identity(source, lanes, batch, seed)
         self._bos = source.tokenizer.bos
@@ -103,10 +90,15 @@ class Loader:
         self.quarantined = sorted((state or {}).get("quarantined", ()))
         source.quarantined = frozenset(self.quarantined)
         self.groups, self.lanes = source.groups, lanes
-        self.shares = _deal(source, lanes, seed)
-        self.hosts = _hosts(source, self.shares)
+        self.dealt = _deal(source, lanes, seed)
+        self.hosts = hosts(self.dealt, source.quarantined)
+        if not self.hosts:
+            raise DataError(
+                f"{dataset.dir}: all row groups of the train split are in quarantine: mend the "
+                "data, then begin a new run"
+            )
         self._lanes = [
-            Lane(lane, self.shares[self.hosts[lane]], seed, start[lane])
+            Lane(lane, self.dealt[self.hosts[lane]], seed, start[lane])
             for lane in owned(rank, world_size, lanes)
         ]
         self._producer = Producer(source, self._lanes, batch // lanes, prefetch, threads)
@@ -173,15 +165,10 @@ def eval_rows(
     return np.concatenate([p.tokens for p in parts]), np.concatenate([p.valid for p in parts])
 
 
-def row_groups(dataset: Dataset, split: Split) -> list[RowGroup]:
-    """The row groups of a split in the order of their numbers."""
-    return sorted(dataset.row_groups(split), key=lambda g: (os.fsencode(g.path), g.index))
-
-
 def _source(
     dataset: Dataset, split: Split, seq_len: int, pack: str, cache: Cache | None = None
 ) -> Source:
-    groups = row_groups(dataset, split)
+    groups = dataset.row_groups(split)
     return Source(dataset, split, groups, dataset.tokenizer(), seq_len, pack, cache)
 
 
@@ -200,48 +187,31 @@ def _identity(source: Source, lanes: int, batch: int, seed: int) -> dict[str, An
     return identity | ({"library": source.library} if source.library else {})
 
 
-def _deal(source: Source, lanes: int, seed: int) -> list[list[Any]]:
-    shares = deal([(group.rows, group.text_bytes) for group in source.groups], lanes, seed)
-    if not shares[0]:
+def _deal(source: Source, lanes: int, seed: int) -> list[list[Block]]:
+    dealt = deal([group.tokens for group in source.groups], lanes, seed)
+    if not any(dealt):
         raise DataError(
             f"{source.dataset.dir} has no text in its {source.split} split: prepare it from "
             "sources that have some"
         )
-    return shares
-
-
-def _hosts(source: Source, shares: list[list[Any]]) -> list[int]:
-    """For each lane the lane whose shares it reads; DataError where all are in quarantine."""
-    if found := hosts(shares, source.quarantined):
-        return found
-    raise DataError(
-        f"{source.dataset.dir}: all row groups of the train split are in quarantine: mend the "
-        "data, then begin a new run"
-    )
+    return dealt
 
 
 def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list[int]]:
     """The lanes' cursors of a state; DataError, with every difference, if it is of another run."""
     cursors = from_text(str(state.get("lanes", "")))
-    # A state of version 0.1.0 has no library.
-    saved = {"library": identity.get("library"), **state, "lanes": len(cursors)}
+    saved = {**state, "lanes": len(cursors)}
     changed = [
-        f"{name}: {str(saved.get(name)):.12} -> {str(now):.12}"
+        f"{name}: {str(saved.get(name)):.20} -> {str(now):.20}"
         for name, now in identity.items()
-        if saved.get(name) != now and name != "library"
+        if saved.get(name) != now
     ]
     if changed:
         raise DataError(
             "the saved position in the data does not fit (saved -> now): "
             + ", ".join(changed)
-            + "; use the data set and settings that the run began with, or begin a new run"
-        )
-    if saved["library"] != identity.get("library"):
-        was, now = str(saved["library"]), str(identity.get("library"))
-        raise DataError(
-            f"the text of this run was encoded by {was}, and here it would be by {now}: another "
-            "version may give other tokens, so other rows; install "
-            f"{was.replace(' ', '==')}, as in the image that the run began with, or begin a new run"
+            + "; use the data set, the settings and (library) the package of the version that the "
+            "run began with, or begin a new run"
         )
     return cursors
 

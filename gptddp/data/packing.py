@@ -15,9 +15,6 @@ best-fit  pieces are put into rows best-fit decreasing (Ding et al. 2024, "Fewer
           packed as by concat: as few rows as it takes to leave one place in 200 empty
 concat    the documents of a block, one behind the other, are cut every T tokens: all rows but the
           last of a block are full, and about twice as many documents are cut
-
-Runs of version 0.1.0 go on as `best-fit-0.1` and `concat-0.1`: there a document is closed only by
-another one behind it in the same row, so the ends of most documents are no targets.
 """
 
 from collections.abc import Sequence
@@ -30,13 +27,7 @@ import xxhash
 # Each way to pack, with its name in the loader's state that a checkpoint keeps. A name stands for
 # all that decides the rows besides the settings: dealing, blocks, splitting, packing, keys. Change
 # any of them, and change the name: then no older state is continued with other rows.
-IDS = {
-    "best-fit": "bfd-3",
-    "concat": "concat-2",
-    "best-fit-0.1": "bfd-1",
-    "concat-0.1": "concat-1",
-}
-OLD = "-0.1"  # ends the names of the ways of version 0.1.0
+IDS = {"best-fit": "bfd-4", "concat": "concat-3"}
 _EMPTY = 200  # of so many places one may be empty before best-fit cuts documents
 
 
@@ -62,11 +53,6 @@ class Packed:
         """Some of the rows, or all in another order."""
         return Packed(self.tokens[which], self.valid[which])
 
-    def and_then(self, other: "Packed") -> "Packed":
-        """These rows and then those."""
-        both = ((self.tokens, other.tokens), (self.valid, other.valid))
-        return Packed(*map(np.concatenate, both))
-
 
 def pack(
     documents: Sequence[np.ndarray],
@@ -83,12 +69,12 @@ def pack(
     Documents without tokens are left out. `goes_on`: which of them are not closed, because they go
     on elsewhere; empty where none does. The same documents always give the same rows.
     """
-    old, marks = how.endswith(OLD), goes_on or [False] * len(documents)
+    marks = goes_on or [False] * len(documents)
     found = [(tokens, mark) for tokens, mark in zip(documents, marks, strict=True) if len(tokens)]
     flat, starts, lengths = _joined([tokens for tokens, _ in found], bos, dtype)
-    is_open = np.array([mark and not old for _, mark in found], dtype=bool)
-    closed = ~is_open & (not old)  # with the BOS of the next document, or the last one of the block
-    if how.startswith("concat"):  # as if all were one document; each of its pieces is a row
+    is_open = np.array([mark for _, mark in found], dtype=bool)
+    closed = ~is_open  # with the BOS of the next document, or the last one of the block
+    if how == "concat":  # as if all were one document; each of its pieces is a row
         whole = np.full(len(found[:1]), int(lengths.sum() + closed[-1:].sum()))
         document, offset, size = split(whole, seq_len)
         row, column = np.arange(len(size)), np.zeros(len(size), np.int64)
@@ -97,14 +83,16 @@ def pack(
         lengths += closed
         document, offset, size = split(lengths, seq_len)
         is_open = is_open[document] & (offset + size == lengths[document])
-        row, column, no_target = _placed(size, seq_len, offset > 0, is_open, old)
+        row, column, no_target = _placed(size, seq_len, offset > 0, is_open)
     packed = _filled(flat, starts[document] + offset, size, row, column, bos, seq_len)
     packed.valid.reshape(-1)[no_target] = False
     if how == "best-fit":
         stay, cut = _emptiest(packed.valid, row, document)
         if len(cut):
             again, open_ = zip(*(found[i] for i in cut), strict=True)
-            return packed.take(stay).and_then(pack(again, bos, seq_len, dtype, "concat", open_))
+            kept, more = packed.take(stay), pack(again, bos, seq_len, dtype, "concat", open_)
+            both = ((kept.tokens, more.tokens), (kept.valid, more.valid))
+            return Packed(*map(np.concatenate, both))
     some = np.asarray(packed.valid.any(axis=1))  # all, unless T is 1
     return packed if some.all() else packed.take(some)
 
@@ -160,17 +148,15 @@ def _filled(
 
 
 def _placed(
-    size: np.ndarray, seq_len: int, resumed: np.ndarray, is_open: np.ndarray, old: bool
+    size: np.ndarray, seq_len: int, resumed: np.ndarray, is_open: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(row, column) of each piece by best fit, and which targets are none, counted over all rows.
 
     resumed (bool): later pieces of a document; is_open (bool): pieces that nothing closes.
     """
-    if old:
-        row, column, _ = best_fit(size, seq_len + 1, np.zeros_like(resumed))
-    else:  # by targets; a resumed piece begins behind the BOS that closes another
-        # Behind an open piece is a place for the BOS of the next document, unless the row ends.
-        row, column, _ = best_fit(np.minimum(size - 1 + is_open, seq_len), seq_len, resumed)
+    # By targets; a resumed piece begins behind the BOS that closes another.
+    # Behind an open piece is a place for the BOS of the next document, unless the row ends.
+    row, column, _ = best_fit(np.minimum(size - 1 + is_open, seq_len), seq_len, resumed)
     first = row * seq_len + column - 1  # the target that is the first token of the piece
     resumed = resumed & (column > 0)
     is_open = is_open & (column + size <= seq_len)
@@ -269,19 +255,7 @@ def row_hashes(origin: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.array([xxhash.xxh3_64_intdigest(record) for record in records], np.uint64)
 
 
-def hashes(packed: Packed, origin: np.ndarray, how: str) -> np.ndarray:
+def hashes(packed: Packed, origin: np.ndarray) -> np.ndarray:
     """The hash of each row, uint64 (n), before it is on its way to the model."""
-    if how.endswith(OLD):
-        return _old_hashes(packed, origin)
     y = np.where(packed.valid, packed.tokens[:, 1:].astype(np.int32), -1)
     return row_hashes(origin, packed.tokens[:, :-1], y)
-
-
-def _old_hashes(packed: Packed, origin: np.ndarray) -> np.ndarray:
-    """As version 0.1.0: of the targets only their number."""
-    n, width = packed.tokens.shape
-    records = np.zeros((n, 10 + width), "<u4")
-    head = records[:, :10].view("<i8")
-    head[:, :4], head[:, 4] = origin, packed.valid.sum(axis=1)
-    records[:, 10:] = packed.tokens
-    return np.array([xxhash.xxh3_64_intdigest(record) for record in records], np.uint64)

@@ -1,6 +1,6 @@
 """Documents that are token ids already: a column of lists in the shards, bytes while preparing.
 
-While a dataset is prepared or repacked, a document is the bytes of its ids: little-endian, 2 or 4
+While a dataset is prepared, a document is the bytes of its ids: little-endian, 2 or 4
 bytes an id, as the vocabulary needs. No document has a BOS: packing adds it.
 """
 
@@ -17,12 +17,6 @@ COLUMN = "tokens"  # of a prepared dataset
 def ids_of(document: bytes, tokenizer: Tokenizer) -> np.ndarray:
     """The ids of a document's bytes: 1-D, of the tokenizer's dtype in little-endian order."""
     return np.frombuffer(document, np.dtype(tokenizer.dtype).newbyteorder("<"))
-
-
-def to_bytes(column: pa.Array, tokenizer: Tokenizer) -> list[bytes]:
-    """The documents of a column as the bytes of their ids; the inverse of `to_arrow`."""
-    dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
-    return [ids.astype(dtype).tobytes() for ids in from_arrow(pa.chunked_array([column]))]
 
 
 def to_arrow(documents: Sequence[bytes], tokenizer: Tokenizer) -> pa.ListArray:

@@ -1,7 +1,7 @@
 """Tokenizers: text to token ids and back, trained or given as a `tokenizer.json`, or plain bytes.
 
 Byte-level BPE files are encoded by tiktoken, which gives the same ids as `tokenizers` several
-times faster; every other BPE file is encoded by `tokenizers` itself.
+times faster, or by `tokenizers` itself where they would differ.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from gptddp.data.tokenizer_json import BOS, changes, find_bos, raw_bytes, tiktoken_pattern
+from gptddp.data.tokenizer_json import BOS, byte_of_each, changes, find_bos, tiktoken_pattern
 from gptddp.errors import DataError
 from gptddp.files import may_pass, parse_json
 
@@ -130,25 +130,27 @@ class _Bpe(Tokenizer):
         self.vocab_size = max(vocab.values()) + 1
         self.bos = find_bos(self._special)
         self._raw = [b""] * self.vocab_size
-        to_raw = raw_bytes(definition)
+        byte = byte_of_each(definition)
         for text, i in vocab.items():
             if text not in self._special:
-                self._raw[i] = text.encode() if text in added else to_raw(text)
+                self._raw[i] = text.encode() if text in added else bytes(byte[c] for c in text)
         self.token_bytes = np.array([len(raw) for raw in self._raw], np.int32)
         pairs = definition["model"].get("merges") or ()
         self.merges = [tuple(m.split(" ") if isinstance(m, str) else m) for m in pairs]
-        self._hf = _without_specials(definition)
+        # special tokens, post-processing, truncation, padding and dropout are no part of the ids
+        plain = [t for t in definition.get("added_tokens") or () if not t["special"]]
+        off = dict(added_tokens=plain, post_processor=None, truncation=None, padding=None)
+        off["model"] = definition["model"] | {"dropout": None}
+        self._hf = tokenizers.Tokenizer.from_str(json.dumps(definition | off))
         self._pattern = tiktoken_pattern(definition, self._hf, self._special)
         if self._pattern is not None:
             probe = np.array_equal(self._tiktoken()(_PROBE), self._encode_hf(_PROBE))
             self._pattern = self._pattern if probe else None
         used = tokenizers if self._pattern is None else tiktoken
         self.library = f"{used.__name__} {used.__version__}"
-        self.changes = changes(definition) or self._changes_the_probe()
-
-    def _changes_the_probe(self) -> str | None:
         n_bytes = int(self.token_bytes[self.encoder()(_PROBE)].sum())
-        return None if n_bytes == len(_PROBE.encode()) else "adds to a text, or loses some of it"
+        other = "adds to a text, or loses some of it" if n_bytes != len(_PROBE.encode()) else None
+        self.changes = changes(definition) or other
 
     def encoder(self) -> Encoder:
         return self._encode_hf if self._pattern is None else self._tiktoken()
@@ -246,11 +248,3 @@ def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
 
 
 _FIX = "the `tokenizers` package saves for a byte-level BPE, or leave --tokenizer out to train one"
-
-
-def _without_specials(definition: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The same tokenizer without special tokens, post-processing, truncation, padding, dropout."""
-    added = [t for t in definition.get("added_tokens") or () if not t["special"]]
-    model = definition["model"] | {"dropout": None}
-    off = dict(added_tokens=added, model=model, post_processor=None, truncation=None, padding=None)
-    return tokenizers.Tokenizer.from_str(json.dumps(definition | off))

@@ -1,6 +1,6 @@
 """What a `tokenizer.json` says: the bytes of each token, and whether tiktoken can encode for it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gptddp.errors import DataError
@@ -33,37 +33,25 @@ def _steps(definition: dict[str, Any]) -> list[dict[str, Any]]:
     return list(step.get("pretokenizers", [step]))
 
 
-def raw_bytes(definition: dict[str, Any]) -> Callable[[str], bytes]:
-    """The function from a token, as its vocabulary writes it, to the bytes that it stands for."""
+def byte_of_each(definition: dict[str, Any]) -> dict[str, int]:
+    """The byte of each character of its tokens. Raises DataError where it is no byte-level BPE."""
     model = definition["model"]
     if model["type"] != "BPE":
         raise DataError(f"is a {model['type']} model: it must be BPE")
     alphabet = _byte_level_alphabet()
     byte_level = any(step.get("type") == "ByteLevel" for step in _steps(definition))
-    if byte_level and set(alphabet) <= set(model["vocab"]):
-        return lambda token: bytes(alphabet[c] for c in token)
-    if byte_level or not model.get("byte_fallback"):
+    if not byte_level or not set(alphabet) <= set(model["vocab"]):
         raise DataError("cannot encode every text: it must be byte-level, with all 256 bytes")
-
-    def fallback(token: str) -> bytes:
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return bytes([int(token[3:5], 16)])
-        return token.replace("\u2581", " ").encode()
-
-    return fallback
+    return alphabet
 
 
 def changes(definition: dict[str, Any]) -> str | None:
-    """What the normalizer does to a text, so that it has other bytes; None where they are kept.
-
-    SentencePiece's way to write a space, as U+2581, changes nothing: `raw_bytes` takes it back.
-    """
-    normalizer = definition.get("normalizer") or {}
-    steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
-    space = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
-    byte_level = any(step.get("type") == "ByteLevel" for step in _steps(definition))
-    names = [str(step.get("type")) for step in steps if byte_level or step != space]
-    return f"normalizes it ({', '.join(names)})" if names else None
+    """What the normalizer does to a text, so that it has other bytes; None where they are kept."""
+    normalizer = definition.get("normalizer")
+    if normalizer is None:
+        return None
+    names = [str(step.get("type")) for step in normalizer.get("normalizers", [normalizer])]
+    return f"normalizes it ({', '.join(names)})"
 
 
 def tiktoken_pattern(definition: dict[str, Any], hf: Any, special: dict[str, int]) -> str | None:
@@ -75,7 +63,7 @@ def tiktoken_pattern(definition: dict[str, Any], hf: Any, special: dict[str, int
     """
     pattern, model = _pattern(_steps(definition)), definition["model"]
     affixes = ("continuing_subword_prefix", "end_of_word_suffix")
-    odd = any(model.get(key) for key in (*affixes, "byte_fallback", "ignore_merges"))
+    odd = any(model.get(key) for key in (*affixes, "ignore_merges"))
     added = len(definition.get("added_tokens") or ())
     if pattern is None or odd or definition.get("normalizer") or added > len(special):
         return None

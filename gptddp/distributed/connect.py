@@ -18,7 +18,7 @@ import torch
 import torch.distributed as td
 
 from gptddp import errors
-from gptddp.distributed import lives, pulse, torch_private, values
+from gptddp.distributed import known_lives, pulse, torch_private, values
 from gptddp.distributed.environment import (
     cpu_sharers,
     has_own_gpus,
@@ -40,7 +40,7 @@ STORE_S = 10.0  # added where the store itself may not answer, as its host is st
 PART_S = 10.0  # for all ranks to come out of the last collective
 _SMALL_BYTES = 1 << 20
 
-_left: list[Any] = []  # the group that this process has left: it goes with the process
+_kept: list[Any] = []  # the process group after the end of its use, as long as this process
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class World:
     life: str  # the id of this life, which no other has
     follows: frozenset[str]  # the ids of lives that are over, because pods of this one were in them
     pods: tuple[str, ...]  # the name of each rank's pod, "" where it is in none
-    came: tuple[lives.Came, ...] = ()  # what each rank's pod knows of earlier lives
+    came: tuple[known_lives.Came, ...] = ()  # what each rank's pod knows of earlier lives
     _calls: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # of `from_rank_0`
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ class World:
         return result
 
     def gather_parts(self, mine: torch.Tensor, parts: torch.Tensor) -> None:
-        """All ranks: into `parts`, the part of each rank behind that of the rank before it.
+        """All ranks: copy the parts of all ranks into `parts`, in the order of the ranks.
 
         All of one length, in any dtype: they travel as bytes, as gloo has no bf16.
         """
@@ -107,7 +107,7 @@ class World:
         return values.broadcast(value, source, self.names, self.device)
 
     def leave_together(self) -> None:
-        """All ranks: nobody leaves before everybody is here, and has left its last collective.
+        """All ranks: wait until every rank has come out of its last collective.
 
         gloo may never wake a rank whose peer closes its connections while it still sends. So the
         last word goes through the store, which rank 0 has: it is the last to go.
@@ -124,7 +124,7 @@ class World:
             time.sleep(0.05)
 
     def from_rank_0(self, work: Callable[[Tell], Any]) -> Any:
-        """All ranks: the small result of `work`, done on rank 0 only; its error is everybody's.
+        """All ranks: the small result of `work`, done on rank 0 only; all ranks raise its error.
 
         Storage is read by one process, and all ranks take the same decision or none. `work` takes a
         function that it tells how far it is: the others wait for as long as that changes, and give
@@ -163,7 +163,7 @@ class World:
     def set_timeout(self, seconds: float) -> None:
         """How long a collective waits for a silent peer before it fails: a minute at least."""
         pulse.allow(max(TIMEOUT_S, seconds))
-        torch_private.set_collective_timeout(timedelta(seconds=max(TIMEOUT_S, seconds)))
+        td.set_timeout(timedelta(seconds=max(TIMEOUT_S, seconds)))
 
     @property
     def names(self) -> list[str]:
@@ -216,23 +216,28 @@ def connect(device: str | None) -> Iterator[World]:
             follows=frozenset(),
             pods=("",) * world_size,
         )
-        mine = [os.environ.get("POD_NAME", ""), uuid.uuid4().hex, lives.noted(), lives.deaths()]
+        mine = [
+            os.environ.get("POD_NAME", ""),
+            uuid.uuid4().hex,
+            known_lives.noted(),
+            known_lives.deaths(),
+        ]
         drawn, came = zip(*_introduced(world.gather(mine)), strict=True)  # all ranks
     life = slurm_life() or drawn[0]
-    lives.note(life)
+    known_lives.note(life)
     follows = frozenset([life, *itertools.chain(*(it.lives for it in came))])
     pods = tuple(it.pod for it in came)
     try:
         yield dataclasses.replace(world, life=life, follows=follows, pods=pods, came=came)
     finally:
-        # Its destructor joins gloo's threads without letting go of the GIL (torch 2.13). One that
+        # Its destructor joins gloo's threads without letting go of the GIL (torch 2.15). One that
         # still needs it, to drop the tensor of the last collective, would never end, nor would we.
-        _left[:] = [td.group.WORLD]
+        _kept[:] = [td.group.WORLD]
         td.destroy_process_group()
 
 
 def _join(rank: int, world_size: int, device: torch.device) -> None:
-    """All ranks: make the process group; a process that nobody has started as a rank is alone."""
+    """All ranks: make the process group; a process without the variables of a rank is alone."""
     alone = world_size == 1 and "MASTER_ADDR" not in os.environ
     td.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
@@ -244,7 +249,7 @@ def _join(rank: int, world_size: int, device: torch.device) -> None:
     )
 
 
-def _introduced(brought: list[Any]) -> list[tuple[str, lives.Came]]:
+def _introduced(brought: list[Any]) -> list[tuple[str, known_lives.Came]]:
     """What each rank has sent at the start: an id, and what its pod knows of earlier lives."""
     found = []
     for rank, it in enumerate(brought):
@@ -252,8 +257,8 @@ def _introduced(brought: list[Any]) -> list[tuple[str, lives.Came]]:
             pod, drawn, earlier, deaths = it
             if not _texts(pod, drawn, *earlier) or not all(_texts(*d) for d in deaths):
                 raise ValueError
-            told = [(life, of, errors.visible(how)) for life, of, how in deaths]
-            found.append((drawn, lives.Came(errors.visible(pod), list(earlier), told)))
+            died = [(life, of_rank, errors.visible(how)) for life, of_rank, how in deaths]
+            found.append((drawn, known_lives.Came(errors.visible(pod), list(earlier), died)))
         except (TypeError, ValueError):
             raise errors.BadMessage(
                 f"rank {rank}", f"{it!r:.80} for its pod and its lives"
@@ -278,8 +283,8 @@ def time_limit(seconds: float) -> Iterator[Callable[[], None]]:
         began = time.monotonic()
 
     def watch() -> None:
-        while (left_s := began + seconds - time.monotonic()) > 0:
-            if over.wait(left_s):
+        while (rest_s := began + seconds - time.monotonic()) > 0:
+            if over.wait(rest_s):
                 return
         print(f"[rank {ranks().rank}] a peer has not answered for {seconds:g} s", file=sys.stderr)
         sys.stderr.flush()

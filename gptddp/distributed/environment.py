@@ -131,7 +131,7 @@ def slurm_life() -> str | None:
 
 
 def slurm_cpus(local_world_size: int) -> int | None:
-    """The CPUs that Slurm gives this rank, by --cpus-per-task; None where nobody has said.
+    """The CPUs that Slurm gives this rank, by --cpus-per-task; None where that is not set.
 
     Without cgroups and binding its processes may run on all CPUs of the node, beside other jobs.
     Workers of a launcher share those of its task.
@@ -152,7 +152,7 @@ def _namespace() -> str:
 
 
 def grace_s() -> float | None:
-    """GPTDDP_GRACE_S: seconds from SIGTERM to SIGKILL; None where nobody has told."""
+    """GPTDDP_GRACE_S: seconds from SIGTERM to SIGKILL; None where it is not set."""
     text = os.environ.get("GPTDDP_GRACE_S", "")
     return float(text) if text.isdigit() else None
 
@@ -176,16 +176,6 @@ def verdict() -> Path | None:
 def code() -> str | None:
     """The hash of the own code that this process runs; None where it is what is installed."""
     return os.environ.get(CODE) or None
-
-
-def leaving() -> Path | None:
-    """The file that our launcher makes when a signal ends the pod."""
-    return path.with_name("leaving") if (path := verdict()) else None
-
-
-def pod_leaves() -> bool:
-    """Has the pod been told to end? Without our launcher, whoever is told is the pod."""
-    return (path := leaving()) is None or path.exists()
 
 
 def pod() -> str:

@@ -122,8 +122,8 @@ class PeakMemory:
         if self._cuda is None:  # KiB; there is no reset of it
             found: tuple[int, ...] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,)
         else:
-            of = torch.cuda
-            found = (of.max_memory_allocated(self._cuda), of.max_memory_reserved(self._cuda))
+            allocated = torch.cuda.max_memory_allocated(self._cuda)
+            found = (allocated, torch.cuda.max_memory_reserved(self._cuda))
         self.most = max(self.most, found[0])
         return found
 
@@ -137,26 +137,19 @@ class PeakMemory:
 def use(c: Config, device: torch.device) -> None:
     """Compute as the run does: its threads, and its products of matrices, decide the bits.
 
-    A run of version 0.1.0 has neither: each start has the threads that `connect` gives it, and in
-    fp32 oneDNN, where that keeps fp32. Raises ConfigError where fp32 would not stay fp32: oneDNN
-    may round to bf16 where it has AMX. In a run of bf16 it may: what would be in fp32 beside it is
-    little, and of the same machine. Also where the environment has fewer threads than the run has.
+    Raises ConfigError where fp32 would not stay fp32: oneDNN may round to bf16 where it has AMX. In
+    a run of bf16 it may: what would be in fp32 beside it is little, and of the same machine. Also
+    where the environment has fewer threads than the run has.
     """
-    old = "mkl" if c.precision == "bf16" else {"cuda": "tf32"}.get(device.type, "onednn")
-    if c.threads is not None:
-        torch.set_num_threads(c.threads)
-        if c.reduce == "exact" and (variable := _takes_threads(c.threads, os.environ)):
-            raise ConfigError(
-                f"{variable} is set: a rank may get fewer threads than the {c.threads} of the run, "
-                "and their number decides its bits: unset it, or begin a run with --threads 1"
-            )
-    torch.set_float32_matmul_precision(_MATMUL[c.matmul or old])
-    if device.type == "cuda" or (c.matmul or old) != "onednn":
-        return
-    if c.matmul is None:
-        if not _keeps_fp32():
-            torch.set_float32_matmul_precision(_MATMUL["mkl"])
-    elif c.precision != "bf16" and not _keeps_fp32():
+    torch.set_num_threads(c.threads)
+    if c.reduce == "exact" and (variable := _takes_threads(c.threads, os.environ)):
+        raise ConfigError(
+            f"{variable} is set: a rank may get fewer threads than the {c.threads} of the run, "
+            "and their number decides its bits: unset it, or begin a run with --threads 1"
+        )
+    torch.set_float32_matmul_precision(_MATMUL[c.matmul])
+    on_cpu, mixed = device.type == "cpu", c.precision == "bf16"
+    if on_cpu and c.matmul == "onednn" and not mixed and not _keeps_fp32():
         raise ConfigError(
             "matmul is onednn, which multiplies fp32 matrices in bf16 on this processor: begin a "
             "run with --matmul mkl, or go on with this one on the processor it was begun on"

@@ -28,7 +28,7 @@ def blame(error: BaseException, world: World, waited_s: float) -> tuple[str, str
     """Each rank whose collective has failed: which peer is silent, for how long, and in what.
 
     And where the trainer was, if nothing is known but that a connection was closed, else "": which
-    rank was lost is for the next life to say (`lives.lost`).
+    rank was lost is for the next life to say (`known_lives.lost`).
 
     Takes ROLL_CALL_S after a timeout, and no time where a connection was closed: but for one that
     is closed `waited_s` after the last step, when a peer in an earlier collective has timed out.
@@ -50,18 +50,19 @@ def blame(error: BaseException, world: World, waited_s: float) -> tuple[str, str
     silent = [r for r in range(world.world_size) if r not in here] if world.rank in here else [0]
     if world.rank == 0:  # others may have begun later, and ask the store
         time.sleep(0.5)
-    who = ", ".join(world.names[rank] for rank in silent) or "a peer"
+    peers = ", ".join(world.names[rank] for rank in silent) or "a peer"
     have = "have" if len(silent) > 1 else "has"
     seconds = int(timeout[1]) / 1000 if timeout else int(waited_s)
-    return f"{who} {have} not answered for {seconds:g} s in {_place(error)}", ""
+    seconds = round(seconds) or seconds  # torch waits some milliseconds more
+    return f"{peers} {have} not answered for {seconds:g} s in {_place(error)}", ""
 
 
 def _listen(here: set[int], world: World) -> None:
     end = time.monotonic() + ROLL_CALL_S
     for rank in (world.rank, *range(world.world_size)):
-        left = timedelta(seconds=max(0.1, end - time.monotonic()))
+        rest = timedelta(seconds=max(0.1, end - time.monotonic()))
         with contextlib.suppress(td.DistError):
-            default_store().wait([f"here {rank}"], left)
+            default_store().wait([f"here {rank}"], rest)
             here.add(rank)
 
 

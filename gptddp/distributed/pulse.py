@@ -27,7 +27,7 @@ from typing import NamedTuple
 from gptddp.distributed import storage
 from gptddp.distributed.environment import is_launched, ranks, verdict
 
-# A silent peer is told by its peers, who know more; so this waits longer than a collective does.
+# Its peers name a silent peer, as they know more; so this waits longer than a collective does.
 MARGIN_S = 60.0
 POLL_S = 0.5
 LAST_WORDS_S = 60.0  # for a snapshot of any size; a device that hangs never gives it
@@ -70,7 +70,7 @@ def allow(collective_s: float) -> None:
 
 
 def expect(seconds: float) -> None:
-    """The next beats are expected within so long: later than that, people are told."""
+    """The next beats are expected within so long: later than that, a line says so."""
     _cells[_EXPECTED_S] = seconds
 
 
@@ -127,11 +127,11 @@ class Listening:
         last_words: Callable[[str], int],
         silent: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`silent` is told every POLL_S for how many seconds it has not come further."""
+        """`silent` is called every POLL_S, with the seconds for which it has not come further."""
         self.last_words, self.silent = last_words, silent
         self._over = threading.Event()
         self._is_shared = False
-        self._only_told = not is_launched() and _at_terminal()
+        self._only_says = not is_launched() and _at_terminal()
 
     def __enter__(self) -> "Listening":
         _cells[_PID], _cells[_LIMIT_S] = os.getpid(), math.inf  # until `allow`
@@ -144,7 +144,7 @@ class Listening:
         beat(0)  # from here on the launcher alone listens: the way out of a process may hang too
 
     def _listen(self) -> None:
-        silence, patience, told = Silence(), storage.Patience(), False
+        silence, patience, said = Silence(), storage.Patience(), False
         while not self._over.wait(POLL_S):
             self._is_shared = self._is_shared or _share(verdict())  # the disk was full
             if patience.lasts():
@@ -153,9 +153,9 @@ class Listening:
             with contextlib.suppress(Exception):  # whatever it is, the listening goes on
                 self.silent(seconds)
             if seconds <= _cells[_LIMIT_S]:
-                told = False
-            elif not told:
-                told = self._only_told
+                said = False
+            elif not said:
+                said = self._only_says
                 self._give_up(seconds)
 
     def _give_up(self, seconds: float) -> None:
@@ -164,16 +164,16 @@ class Listening:
 
         def words() -> None:
             where = main_stack()
-            end = "it goes on if it can" if self._only_told else "it is ended"
+            end = "it goes on if it can" if self._only_says else "it is ended"
             text = f"[rank {ranks().rank}] no progress for {seconds:.0f} s: {where}: {end}"
             print(text, file=sys.stderr, flush=True)
-            if not self._only_told:
+            if not self._only_says:
                 code[0] = self.last_words(where)
 
         thread = threading.Thread(target=words, name="last words", daemon=True)
         thread.start()
         thread.join(LAST_WORDS_S)
-        if not self._only_told and not self._over.is_set():
+        if not self._only_says and not self._over.is_set():
             os._exit(code[0])
 
 

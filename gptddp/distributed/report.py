@@ -34,5 +34,5 @@ def report(error: errors.GptddpError) -> None:
 
 
 def say(who: str, message: object) -> None:
-    """A line of the pod's log: whose it is, and nothing that could move a terminal's cursor."""
+    """Print a line of the pod's log: its sender, and no character that moves a cursor."""
     print(f"{who}: {errors.visible_lines(message)}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The main thread waits for a volume, which may take any time: that is told apart from a hang.
+"""The main thread may wait for a volume for any time: this tells such a wait from a hang.
 
 Whoever reads for the main thread says so around it. The thread that listens to the pulse then says
 what is waited for, and beats in its place. That thread stands still with the process, so the

@@ -1,6 +1,6 @@
 """The second half of `torch_private.py`: the parts of torchrun, for the launcher alone.
 
-Read in torch 2.13. Each class gives private members of a class of torch's public names, which a
+Read in torch 2.15. Each class gives private members of a class of torch's public names, which a
 subclass may use and override. The names are listed, and checked, in `torch_private.LAUNCHER`.
 """
 
@@ -88,11 +88,13 @@ def install_waiting(delay: Callable[[float | tuple[float, float]], None], clock:
 
 # What torch reads and writes through a holder: `state`, `sync()`, `mark_dirty()`; see there.
 StateHolder = dynamic_rendezvous._RendezvousStateHolder
-State = dynamic_rendezvous._RendezvousState
+RendezvousState = dynamic_rendezvous._RendezvousState
 Node = dynamic_rendezvous._NodeDesc
 
 
-def remove_nodes(state: State, nodes: Iterable[Node], settings: RendezvousSettings) -> None:
+def remove_nodes(
+    state: RendezvousState, nodes: Iterable[Node], settings: RendezvousSettings
+) -> None:
     """Take agents out of a state, with all that torch does when they leave."""
     for node in nodes:
         state.last_heartbeats.pop(node, None)

@@ -1,4 +1,4 @@
-"""Rank 0 works and the others wait: its store has a line of what it does, and then that it ended.
+"""Rank 0 works and the others wait: they read in its store what it does, and that it has ended.
 
 Rank 0 alone reads the storage, and a storage may take any time. In a collective, a peer that reads
 on looks like one that hangs. So rank 0 leaves in the store how far it is, and the others wait for
@@ -38,7 +38,7 @@ class Store(Protocol):
 
 
 def teller(store: Store, key: str, alone: bool = False) -> Tell:
-    """Rank 0 only: a function that takes what it does now; it costs next to nothing to call.
+    """Rank 0 only: a function to call with the present work; it costs next to nothing.
 
     What comes after a comma is how far it is, which is passed on every TELL_S only.
     """
@@ -105,8 +105,8 @@ def wait_for_end(
 
 
 def _doing(store: Store, key: str) -> str:
-    told = store.check([f"{key} doing"])
-    return _line(store.get(f"{key} doing").decode("utf-8", "replace")) if told else ""
+    has = store.check([f"{key} doing"])
+    return _line(store.get(f"{key} doing").decode("utf-8", "replace")) if has else ""
 
 
 def _line(text: str) -> str:

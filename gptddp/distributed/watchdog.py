@@ -14,7 +14,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -27,14 +27,14 @@ class Watchdog:
 
     To be made in the main thread. These are called in the watching thread, from the first signal
     on: `on_signal` once; `must_exit(seconds since)` again and again; `last_words` before the exit.
-    With `hurried`, a second SIGINT exits at once.
+    One of the signals in `hurried` exits at once when it comes a second time.
     """
 
     def __init__(
         self,
         must_exit: Callable[[float], bool],
         on_signal: Callable[[], None] = lambda: None,
-        hurried: bool = False,
+        hurried: Collection[int] = (),
     ) -> None:
         self.number = 0  # of the first signal
         self.must_exit, self.on_signal, self.hurried = must_exit, on_signal, hurried
@@ -74,7 +74,7 @@ class Watchdog:
                     self._note(number)
                     with contextlib.suppress(Exception):
                         self.on_signal()
-                elif self.hurried and number == self.number == signal.SIGINT:
+                elif number == self.number and number in self.hurried:
                     os._exit(128 + number)
             if self._since < math.inf and self.must_exit(self.waited_s):
                 self._exit(self.waited_s)

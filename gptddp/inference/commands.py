@@ -1,13 +1,14 @@
 """The commands of a trained model, sample and eval; they import late, as `gptddp/cli.py`."""
 
 import json
+import math
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gptddp.errors import visible
+from gptddp.errors import ConfigError, visible
 
 
 @click.command()
@@ -16,7 +17,7 @@ from gptddp.errors import visible
     "--prompt",
     default="",
     metavar="TEXT",
-    help="Text to go on from; a space at its end is a token that text rarely has there.",
+    help="Text to continue; avoid a trailing space.",
 )
 @click.option(
     "--tokens",
@@ -47,21 +48,21 @@ from gptddp.errors import visible
     metavar="N",
     help="Another seed, other text.",
 )
+@click.option("--step", type=int, metavar="N", help="Checkpoint step. [default: the newest valid]")
 @click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
-def sample(run: Path, data: str | None, prompt: str, **options: Any) -> None:
-    """Print text from the newest valid checkpoint of RUN, each token as soon as it is there.
+def sample(run: Path, data: str | None, step: int | None, prompt: str, **options: Any) -> None:
+    """Print text from a checkpoint of RUN, each token as soon as it is there.
 
     \b
     gptddp sample runs/first --prompt "def" --tokens 100
     gptddp sample runs/first --temperature 1 --top-k 0 --top-p 0.9
     """
-    from gptddp.inference.load import load
-    from gptddp.inference.options import check
+    from gptddp.inference.load_model import load
     from gptddp.model.generate import generate, text_of
 
-    check(prompt, options["temperature"], options["top_k"], options["top_p"])
-    net, tokenizer, step = load(run, data)
-    click.echo(f"step {step}, seed {options['seed']}", err=True)
+    _check(prompt, options["temperature"], options["top_k"], options["top_p"])
+    net, tokenizer, found = load(run, data, step)
+    click.echo(f"step {found}, seed {options['seed']}", err=True)
     try:
         for piece in chain(
             [prompt], text_of(tokenizer, generate(net, tokenizer, prompt, **options))
@@ -72,15 +73,36 @@ def sample(run: Path, data: str | None, prompt: str, **options: Any) -> None:
         click.get_current_context().exit(130)
 
 
+def _check(prompt: str, temperature: float, top_k: int, top_p: float) -> None:
+    """Raise ConfigError for the first value that cannot be used, such as NaN."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:  # the shell has given other bytes
+        raise ConfigError("--prompt is not UTF-8: give text in UTF-8") from None
+    if not 0 <= temperature < math.inf:
+        raise ConfigError(f"--temperature is {temperature}: use 0 for the likeliest token, or more")
+    if top_k < 0:
+        raise ConfigError(f"--top-k is {top_k}: use 0 for all tokens, or more")
+    if not 0 < top_p <= 1:
+        raise ConfigError(f"--top-p is {top_p}: use more than 0, and at most 1 for all tokens")
+
+
 @click.command("eval")
 @click.argument("model", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("dataset", metavar="DATASET")
-@click.option("--step", type=int, metavar="N", help="Its checkpoint. [default: the newest valid]")
+@click.option("--step", type=int, metavar="N", help="Checkpoint step. [default: the newest valid]")
 @click.option(
-    "--split", type=click.Choice(["val", "train"]), default="val", show_default=True, help="Which."
+    "--split",
+    type=click.Choice(["val", "train"]),
+    default="val",
+    show_default=True,
+    help="Split to evaluate.",
 )
 @click.option(
-    "--tokens", type=click.IntRange(1), metavar="N", help="About so many. [default: all of it]"
+    "--tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Approximate token count. [default: the whole split]",
 )
 @click.option("-o", "--output", type=click.Choice(["json"]), help="Format. [default: a line]")
 def evaluate(
@@ -88,14 +110,14 @@ def evaluate(
 ) -> None:
     """Print the loss of RUN on DATASET: nats a token, and bits a byte.
 
-    RUN is a run directory, or a folder with a model of Hugging Face's. DATASET is any that was
+    RUN is a run directory, or a Hugging Face model folder. DATASET is any that was
     prepared with its tokenizer. The same command gives the same bits.
 
     \b
     gptddp eval runs/first data
     torchrun --nproc-per-node 2 --no-python gptddp eval runs/first data -o json
     """
-    from gptddp.inference.evaluation import evaluate_model
+    from gptddp.inference.load_model import as_line, evaluate_model
 
     if report := evaluate_model(model, dataset, split, step, tokens):
-        click.echo(json.dumps(report.to_json()) if output else visible(report))
+        click.echo(json.dumps(report) if output else visible(as_line(report)))

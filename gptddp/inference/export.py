@@ -1,4 +1,4 @@
-"""A run's model as Hugging Face's transformers reads it: as the kind that it is there.
+"""A run's model as Hugging Face's transformers reads it: as a GPT-2, a Llama or a Qwen 3.
 
 OUT/model.safetensors       weights in fp32; its metadata has configuration, step and tokenizer
 OUT/config.json
@@ -17,62 +17,56 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gptddp.checkpoint.run_state import configuration
 from gptddp.config import Config
 from gptddp.data.dataset import open_dataset
 from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import ConfigError
-from gptddp.files import fsync, read_json, write_json_atomic, write_new
-from gptddp.inference.load import configuration, load
+from gptddp.files import fsync, read_json, write_json_atomic
+from gptddp.flags import to_saved
+from gptddp.inference.load_model import load
 from gptddp.model.gpt import GPT
 from gptddp.pretrained.folder import WEIGHTS
 from gptddp.pretrained.kind import Kind, rows
 from gptddp.pretrained.kinds import kind_for
-from gptddp.run.directory import saved_config
 
 
-def export(run: Path, out: Path, data: str | None = None) -> int:
-    """Write the newest valid checkpoint's model to the new folder `out`; returns its step.
+def export(run: Path, out: Path, data: str | None = None, step: int | None = None) -> int:
+    """Write the model of a checkpoint to the new folder `out`; returns the checkpoint's step.
 
-    A name that ends in .safetensors: the weights alone. All of it or nothing is written, and the
-    run is left alone. Raises GptddpError for what cannot be exported or is there already.
+    `step`: of that checkpoint; None: the newest valid one.
+
+    All of it or nothing is written, and the run is left alone. Raises GptddpError for what cannot
+    be exported or is there already.
     """
-    _check_new(out)
-    c, kind = configuration(run), kind_for(configuration(run))
-    net, tokenizer, step = load(run, data)
+    if out.name in ("", "..") or os.path.lexists(out):
+        raise ConfigError(f"{out} exists: give another name to --export, or remove it")
+    c = configuration(run)
+    kind = kind_for(c)
+    net, tokenizer, step = load(run, data, step)
     metadata = {
         "format": "pt",
         "step": str(step),
         "tokenizer_sha256": tokenizer.sha256,
-        "gptddp_config": json.dumps(saved_config(run)),
+        "gptddp_config": json.dumps(to_saved(c)),
     }
     work = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     try:
         work.mkdir(parents=True)
         save_file(weights(net, c, kind, tokenizer.vocab_size), work / WEIGHTS, metadata)
+        (work / WEIGHTS).chmod(work.stat().st_mode & 0o666)  # as the umask has it; it was 0600
         fsync(work / WEIGHTS)
-        if out.suffix == ".safetensors":
-            _check_new(out)  # it may have been made meanwhile, and a rename would replace it
-            os.rename(work / WEIGHTS, out)
-        else:
-            write_json_atomic(work / "config.json", _config(kind, c, tokenizer))
-            dataset = open_dataset(data or c.data, "quarantine")
-            if file := dataset.manifest["tokenizer"]["file"]:
-                write_new(work / "tokenizer.json", (dataset.dir / file).read_bytes())
-                about = _tokenizer_config(read_json(dataset.dir / file), tokenizer.bos, c.seq_len)
-                write_json_atomic(work / "tokenizer_config.json", about)
-            _check_new(out)
-            os.rename(work, out)
+        write_json_atomic(work / "config.json", _config(kind, c, tokenizer))
+        dataset = open_dataset(data or c.data, "quarantine")
+        if file := dataset.manifest["tokenizer"]["file"]:
+            _write_tokenizer(work, read_json(dataset.dir / file), tokenizer.bos, c.seq_len)
+        os.rename(work, out)  # fails where there is anything by now, but for an empty folder
         fsync(out.parent)
     except (OSError, SafetensorError) as error:  # that library's own, for a full disk too
         raise ConfigError(f"--export {out} cannot be written: {error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return step
-
-
-def _check_new(out: Path) -> None:
-    if out.name in ("", "..") or os.path.lexists(out):
-        raise ConfigError(f"{out} exists: give another name to --export, or remove it")
 
 
 def weights(net: GPT, c: Config, kind: Kind, vocab_size: int) -> dict[str, Tensor]:
@@ -87,7 +81,7 @@ def weights(net: GPT, c: Config, kind: Kind, vocab_size: int) -> dict[str, Tenso
         if len(names) > 1:
             parts = torch.split(tensor, list(rows(tuple(tensor.shape), len(names))))
         named |= dict(zip(names, (it.contiguous() for it in parts), strict=True))
-    return {kind.in_file(name): tensor for name, tensor in named.items()}
+    return {it if it == kind.head else kind.prefix + it: named[it] for it in named}
 
 
 def _config(kind: Kind, c: Config, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -102,11 +96,25 @@ def _config(kind: Kind, c: Config, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config(definition: Any, bos: int, seq_len: int | None) -> dict[str, Any]:
+def _write_tokenizer(folder: Path, definition: Any, bos: int, seq_len: int | None) -> None:
+    """Both files. A text begins with BOS, as in training, unless a given file says otherwise."""
     token = next(t["content"] for t in definition["added_tokens"] if t["id"] == bos)
-    return {
+    if definition.get("post_processor") is None:
+        first, a, b = (
+            {kind: {"id": name, "type_id": 0}}
+            for kind, name in (("SpecialToken", token), ("Sequence", "A"), ("Sequence", "B"))
+        )
+        definition["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [first, a],
+            "pair": [first, a, first, b],
+            "special_tokens": {token: {"id": token, "ids": [bos], "tokens": [token]}},
+        }
+    write_json_atomic(folder / "tokenizer.json", definition)
+    about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": token,
         "eos_token": token,
         "model_max_length": seq_len,
     }
+    write_json_atomic(folder / "tokenizer_config.json", about)

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from gptddp.errors import ClusterError, ConfigError, NotFoundError
+from gptddp.errors import ConfigError
 from gptddp.k8s import login
+from gptddp.k8s.exit_codes import ClusterError, NotFoundError
 from gptddp.k8s.objects import CLUSTER_WIDE, ROUTES, Object
 
 JOB = "PyTorchJob"

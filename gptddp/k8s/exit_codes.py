@@ -1,11 +1,41 @@
-"""Exit codes: of `gptddp-k8s`, and of the containers that it reports on."""
+"""Exit codes and errors of `gptddp-k8s`; exit codes of the containers that it reports on."""
 
 import re
 import signal
 
-from gptddp.errors import ConfigError, JobFailed, NotFoundError, TimedOut
+from gptddp.errors import ConfigError, GptddpError
 
-# How a command ends. A refusal has the exit code of its error: see gptddp.errors.
+# How a command ends. A refusal has the exit code of its error: see also gptddp.errors.
+
+
+class ClusterError(GptddpError):
+    """The API server cannot be reached, or refuses. status: of HTTP, 0 where no answer came."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NotFoundError(GptddpError):
+    """There is no PyTorchJob of that name."""
+
+    exit_code = 102
+
+
+class JobFailed(GptddpError):
+    """The program of a batch Job ended with an error, or cannot run."""
+
+    exit_code = 100
+
+
+class TimedOut(GptddpError):
+    """The wait is over before the Job is."""
+
+    exit_code = 124
+
+
 SUCCEEDED = 0
 FAILED = JobFailed.exit_code  # the job, or a Job's program
 GONE = NotFoundError.exit_code  # there is no such job, or no more

@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from gptddp import __version__
-from gptddp.errors import ClusterError, GptddpError
+from gptddp.errors import GptddpError
+from gptddp.k8s.exit_codes import ClusterError
 
 _ANEW = "log in again with the tool that the kubeconfig is of, or use another --context"
 _AT_ONCE = 256  # connections that are kept: a log of each pod

@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server import api as server
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.multiprocessing.spawn import ProcessContext
 
-from gptddp.distributed import lives, pulse, torch_private_elastic
+from gptddp.distributed import known_lives, pulse, torch_private_elastic
 from gptddp.distributed.environment import pod
 from gptddp.files import is_locked
 from gptddp.launch.hung import Hanging, Pulses, describe, is_stopped
@@ -68,7 +68,7 @@ class Workers:
             logger.addFilter(self._is_logged)
 
     def pids(self) -> list[int]:
-        """The process ids of those that live."""
+        """The process ids of living workers."""
         pids = self._agent.pids() if self._agent else []
         return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
@@ -92,8 +92,7 @@ class Workers:
                 self._end(it, first_rank + it.local_rank)
 
     def _tell_stopped(self, local_rank: int, step: int, seconds: float) -> None:
-        who = f"rank {self.first_rank + local_rank} ({pod()})"
-        what = f"{who} is stopped (SIGSTOP)"
+        what = f"rank {self.first_rank + local_rank} ({pod()}) is stopped (SIGSTOP)"
         self.rendezvous.say(f"step {step} has not moved for {seconds:.0f} s: {what}")
 
     def _end(self, it: Hanging, rank: int) -> None:
@@ -115,10 +114,10 @@ class Workers:
         if it and it.pid == pid and it.step and code is not None:
             rank = self.first_rank + local_rank
             if code == NO_CODE:
-                lives.note_death(rank, "died with the server that it was forked from")
+                known_lives.note_death(rank, "died with the server that it was forked from")
             elif code < 0:
                 with contextlib.suppress(ValueError):  # a signal without a name
-                    lives.note_death(rank, f"died of {signal.Signals(-code).name}")
+                    known_lives.note_death(rank, f"died of {signal.Signals(-code).name}")
 
     def _make_agent(self, *args: Any, **kwargs: Any) -> "_Agent":
         self._agent = _Agent(self, *args, **kwargs | {"exit_barrier_timeout": EXIT_BARRIER_S})

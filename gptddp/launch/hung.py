@@ -1,4 +1,4 @@
-"""Workers that hang though nobody waits for them: seen by their pulse, and where they are."""
+"""Find workers that hang though no peer waits for them, by their pulse, and where they are."""
 
 import contextlib
 import os
@@ -38,10 +38,10 @@ class Pulses:
         self.folder, self.tell = folder, tell
         # by local rank, and whether it has no pulse
         self._silence: dict[tuple[int, bool], pulse.Silence] = {}
-        self._told: dict[int, int] = {}  # by local rank: the beats after which it was stopped
+        self._said: dict[int, int] = {}  # by local rank: the beats after which it was stopped
 
     def hanging(self, pids: Iterable[int]) -> list[Hanging]:
-        """Those that hang of the workers with these process ids, by local rank.
+        """The workers that hang, of these process ids in the order of their local ranks.
 
         To be called again and again, see `pulse.Silence.listen`. A worker without a pulse of its
         own has not come so far yet: it may take as long as one on the way to its first step.
@@ -53,7 +53,7 @@ class Pulses:
                 it = pulse.Pulse(pid, _NO_BEAT, connect.FIRST_TIMEOUT_S + pulse.MARGIN_S, 0)
             key = local_rank, it.beats == _NO_BEAT
             seconds = self._silence.setdefault(key, pulse.Silence()).listen(pid, it.beats)
-            if seconds > it.expected_s > 0 and it.step and self._told.get(local_rank) != it.beats:
+            if seconds > it.expected_s > 0 and it.step and self._said.get(local_rank) != it.beats:
                 self._tell_stopped(local_rank, it, seconds)
             if seconds > it.limit_s + LATER_S:
                 if it.beats != _NO_BEAT or self._has_room():
@@ -65,7 +65,7 @@ class Pulses:
         """Of a worker that cannot say so itself; the others find out that it says nothing."""
         with contextlib.suppress(OSError):
             if is_stopped(it.pid):
-                self._told[local_rank] = it.beats
+                self._said[local_rank] = it.beats
                 self.tell(local_rank, it.step, seconds)
 
     def _has_room(self) -> bool:

@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gptddp.checkpoint import run_state
 from gptddp.config import Config, check_world_size, with_preset
-from gptddp.distributed.environment import leaving
 from gptddp.distributed.report import say
 from gptddp.distributed.torch_private import LAUNCHER, TRAINER, check_torch
 from gptddp.distributed.watchdog import Watchdog
@@ -33,10 +33,9 @@ from gptddp.files import patiently, read_json
 from gptddp.flags import from_args
 from gptddp.grace import LAUNCHER_S, limit_s
 from gptddp.launch.forkserver import start_server
-from gptddp.launch.pod import KEY, as_elastic, forget_key, pod_from, torchrun_args
+from gptddp.launch.pod_facts import KEY, as_elastic, forget_key, pod_from, torchrun_args
 from gptddp.run import crash_loop
 from gptddp.run.history import highest_generation, last_step
-from gptddp.run.in_force import config_in_force, is_finished, why_finished
 
 if TYPE_CHECKING:
     from gptddp.launch.rendezvous import Rendezvous
@@ -49,7 +48,7 @@ ALIVE_S = 1.0  # between two signs of life for the pod's liveness probe
 VOLUME_S = 3600.0  # a volume that hangs is no reason to lose what the pod has in memory
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two rounds of the loop that joined no world
 
-# Without the first, torch 2.13 cannot replace an agent; the second spares a round trip at each
+# Without the first, torch 2.15 cannot replace an agent; the second spares a round trip at each
 # rendezvous, as all pods have the same number of workers; the third keeps CUDA out of this process
 # when it only asks whether there is a GPU.
 ENVIRONMENT = {
@@ -87,13 +86,10 @@ class Launcher:
         self.next_marker_s = 0.0  # monotonic: when the run directory, which may be slow, is read
         self.worker_pids: Callable[[], list[int]] = list  # of those that live
         self.limit_s = self.last_worker_s = 0.0  # after the signal
-        self.signals = Watchdog(self._must_exit, self._pass_on, hurried=True)
+        self.signals = Watchdog(self._must_exit, self._pass_on, hurried=[signal.SIGINT])
 
     def _pass_on(self) -> None:
         """Tell the workers: the main thread may wait for a rendezvous that does not answer."""
-        if mark := leaving():
-            with contextlib.suppress(OSError):  # without it they end a little earlier
-                mark.touch()
         for pid in self.worker_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, self.signals.number)
@@ -113,7 +109,7 @@ class Launcher:
         if joining and time.monotonic() > self.next_marker_s:
             self.next_marker_s = time.monotonic() + MARKER_S
             self.say_alive(VOLUME_S)
-            finished = is_finished(self.config)
+            finished = bool(run_state.why_finished(self.config))
             self.say_alive()
             if finished:
                 raise Exit(0)
@@ -189,9 +185,9 @@ class Launcher:
         os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers
         self.limit_s = limit_s(pod.grace_s, LAUNCHER_S)
         # without a preset the hardware decides, of which the trainer knows: the most that may be
-        in_force = patiently(lambda: config_in_force(self.config))
+        in_force = patiently(lambda: run_state.in_force(self.config))
         check_world_size(with_preset(in_force, accelerator=True), pod.largest_world)
-        if why := why_finished(self.config):
+        if why := run_state.why_finished(self.config):
             _say(f"the run {self.config.run_dir} is finished: {why}")
             return 0
         for name, value in DEFAULTS.items():

@@ -63,7 +63,7 @@ def lay(archive: Path, image: Path) -> Path:
 
 
 def _fill_up(own: Path, image: Path) -> None:
-    """Link what a folder lacks to that of the image: whole folders, where nothing is changed.
+    """Link what a folder lacks to the image's files: whole folders where nothing is changed.
 
     A module goes before one of the image that is a folder. The image's compiled modules come along,
     but of those that are changed: Python looks for them beside the module.

@@ -1,6 +1,6 @@
 """torchrun's c10d rendezvous as pods need it: `--rdzv-backend gptddp`.
 
-The protocol is torch's own (`DynamicRendezvousHandler` of torch 2.13); its state is our own signed
+The protocol is torch's own (`DynamicRendezvousHandler` of torch 2.15); its state is our own signed
 JSON, so agents of torch's c10d backend cannot take part. What differs in how one agent behaves:
 
 - Its identity is its address, not (address, pid): a restarted agent replaces its predecessor at
@@ -94,8 +94,8 @@ class Rendezvous:
         """Sleep; raises as soon as `raise_if_over` does."""
         end = time.monotonic() + seconds
         self.raise_if_over(True)
-        while (left := end - time.monotonic()) > 0:
-            time.sleep(min(POLL_S, left))
+        while (rest_s := end - time.monotonic()) > 0:
+            time.sleep(min(POLL_S, rest_s))
             self.raise_if_over(True)
 
     def _report_waiting(self, what: str) -> None:
@@ -206,7 +206,7 @@ class _Clock:
 
 
 class _Handler(torch_private_elastic.Handler):
-    """One agent's handler, which tells its Rendezvous what it finds."""
+    """One agent's handler; it reports to its Rendezvous."""
 
     def __init__(self, owner: Rendezvous, signer: Signer, *args: Any) -> None:
         super().__init__(*args)

@@ -18,25 +18,19 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import late, owner, snapshot, store
+from gptddp.checkpoint import late, run_state, snapshot, store
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
-from gptddp.distributed import lives, pulse
+from gptddp.distributed import known_lives, pulse
 from gptddp.distributed.process import die_with_launcher, exit_now
 from gptddp.distributed.replicas import state_fp
 from gptddp.distributed.report import say
 from gptddp.errors import Superseded
 from gptddp.files import exists, patiently
-from gptddp.run import summary
-from gptddp.run.directory import (
-    CHECKPOINTS,
-    restore_config,
-    update_config,
-)
-from gptddp.run.history import Ledger, RunLog, complete, highest_generation, recover
-from gptddp.run.in_force import config_in_force
+from gptddp.run.directory import CHECKPOINTS
+from gptddp.run.history import Ledger, RunLog, complete, newest_life, recover, why_left
 from gptddp.run.lease import is_theirs
-from gptddp.run.lineage import left
 from gptddp.run.recovery import UNKNOWN
 
 log = logging.getLogger(__name__)
@@ -55,51 +49,40 @@ def rescue(config: Config, memory: Path, over: bool = False) -> str | None:
     found = _newer_than_any_checkpoint(config, memory)
     if found is None:
         return None
-    highest = patiently(partial(_highest_generation, Path(config.run_dir), found))
-    if not over and found.generation < highest:
+    if not over and found.generation < patiently(lambda: newest_life(Path(config.run_dir))):
         return None
     return _commit(config, found, read_back=over)
 
 
-def _highest_generation(run: Path, found: snapshot.Snapshot) -> int:
-    return highest_generation(run, ignore=_foreign(run, found))
-
-
-def _foreign(run: Path, found: snapshot.Snapshot) -> list[str]:
-    """The checkpoints that look like later lives of the run, and are another's."""
-    return owner.foreign_after(run, found.run_id, found.generation)
-
-
-def _newer_than_any_checkpoint(config: Config, memory: Path) -> snapshot.Snapshot | None:
+def _newer_than_any_checkpoint(config: Config, memory: Path) -> SavedState | None:
     """The snapshot of the run, if a checkpoint of it would be the newest and on no branch left."""
     run = Path(config.run_dir)
     found = snapshot.usable(snapshot.path_of(memory, run))
     if found is None:
         return None
-    newest = store.order(patiently(lambda: owner.newest(run, found.run_id)) or "") or (0, 0)
-    ledger = patiently(lambda: summary.read(run))
-    patiently(lambda: restore_config(run, ledger.run_id, ledger.config, ledger.config_life))
-    if (
-        found.run_id != patiently(lambda: owner.run_id_of(run))
-        or (found.generation, found.step) <= newest
-        or patiently(partial(_left, run, found))
+    if found.run_id != patiently(lambda: run_state.read(run)).run_id or patiently(
+        partial(_why_not, run, found)
     ):
         return None
     return found
 
 
-def _left(run: Path, found: snapshot.Snapshot) -> str | None:
-    return left(run, found.generation, found.step, _foreign(run, found))
+def _why_not(run: Path, found: SavedState) -> str | None:
+    """Why the state of a life that is over is of no more use; None where it is. Raises OSError."""
+    newest = store.newest(run, found.run_id)
+    if store.order(newest) >= (found.generation, found.step):
+        return f"{newest} is as new, or newer"
+    if why := why_left(run, found.generation, found.step):
+        return f"the run has not gone on from this state: {why}"
+    return None
 
 
 def _closed(config: Config) -> Config:
     """As the run has it, every field closed."""
-    return with_preset(patiently(lambda: config_in_force(config)), accelerator=False)
+    return with_preset(patiently(lambda: run_state.in_force(config)), accelerator=False)
 
 
-def _commit(
-    config: Config, found: snapshot.Snapshot, read_back: bool, logged: bool = False
-) -> str | None:
+def _commit(config: Config, found: SavedState, read_back: bool, logged: bool = False) -> str | None:
     """Save it, with its steps in the log before and an event in the ledger after; its name.
 
     `logged`: they are there already, and the log is that of a life that may train on.
@@ -114,12 +97,12 @@ def _commit(
             run,
             found.generation,
             run_id=found.run_id,
-            parent=patiently(lambda: owner.newest(run, found.run_id)),
+            config=patiently(lambda: _config_of(run, found)),
+            parent=patiently(lambda: store.newest(run, found.run_id)),
             keep=closed.keep,
             keep_every=closed.keep_every,
-            before_commit=lambda: _before_commit(run, lines),
-            fence=lambda: _check_lease(run),
-            late=True,
+            before_commit=lines.sync,  # and the ledger before it
+            fence=lambda: _check(run, found),
         )
         # in this process nothing else beats; see Note in late.py
         writer.read_back, writer.wrote = read_back, pulse.beat
@@ -132,35 +115,38 @@ def _commit(
             ledger.event("checkpoint", found.generation, **saved.committed(), **prints)
             ledger.settle(STOP_S)
     path = run / CHECKPOINTS / saved.name
-    by_another_pod = exists(path) and not owner.is_foreign(path, found.run_id, unknown=True)
+    by_another_pod = exists(path) and not store.is_foreign(path, found.run_id, unknown=True)
     if saved.error and not by_another_pod:
         log.warning("the state of step %d is not saved: %s", found.step, saved.error)
         return None
     return saved.name
 
 
-def _with_fingerprint(found: snapshot.Snapshot) -> dict[str, Any]:
+def _config_of(run: Path, found: SavedState) -> dict[str, Any] | None:
+    """What the run has now; the start of a life on a full disk is in its snapshot alone."""
+    ledger = run_state.read(run)
+    for event in found.events:
+        with suppress(LookupError, TypeError, ValueError):  # a foreign one
+            ledger.add(event)
+    return ledger.config
+
+
+def _with_fingerprint(found: SavedState) -> dict[str, Any]:
     """Its meta. A fault comes between two comparisons of the ranks: then no worker has made it."""
     if "state_fp" in found.meta:
         return found.meta
     return found.meta | {"state_fp": f"{state_fp(found.tensors):016x}"}
 
 
-def _before_commit(run: Path, lines: RunLog) -> None:
-    """No checkpoint knows more steps than the log, or was made with what config.json lacks."""
-    lines.sync()  # and the ledger before it
-
-    def was_behind() -> bool:
-        ledger = summary.read(run)
-        config = ledger.config  # a run that an older version has begun has none there
-        return config is not None and update_config(run, config, ledger.config_life)
-
-    while patiently(was_behind):
-        pass  # again: the life that trains may have recorded a change meanwhile
+def _check(run: Path, found: SavedState) -> None:
+    """Raise Superseded where it is not to be committed any more."""
+    _check_lease(run)
+    if why := _why_not(run, found):
+        raise Superseded(why)
 
 
 def _check_lease(run: Path) -> None:
-    if not is_theirs(run, lives.noted()):
+    if not is_theirs(run, known_lives.noted()):
         raise Superseded(f"a life that this pod was not in has run {run}, or had it last")
 
 
@@ -218,7 +204,7 @@ def save_late(config: Config, memory: Path, folder: Path, doubtful: bool = False
                 note.write(store.name_of(found.step, found.generation))
                 # The life that has handed it over writes its log itself, and has: this machine may
                 # see that late. What a fault has left meanwhile is of a life that is over.
-                logged = handed and found.fault.get("cause") == UNKNOWN
+                logged = handed and (found.fault or {}).get("cause") == UNKNOWN
                 name = _commit(config, found, read_back=True, logged=logged)
                 if name is None:
                     break

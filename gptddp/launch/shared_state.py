@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings
 
 from gptddp.distributed import torch_private_elastic
-from gptddp.distributed.torch_private_elastic import State
+from gptddp.distributed.torch_private_elastic import RendezvousState
 from gptddp.launch.signing import Signer
 from gptddp.launch.state import decode, encode, nodes_of
 
@@ -61,7 +61,7 @@ class SharedState(torch_private_elastic.StateHolder):
         self._me = torch_private_elastic.Node(address, 0, 0)
         self._seen, self._warn = seen, warn
         self._key = f"torch.rendezvous.{settings.run_id}"  # where an older version fails, as it may
-        self._state = State()
+        self._state = RendezvousState()
         self._text, self._seq = "", 0  # the newest state that we know; "": there has been none
         self._ours = ABSENT  # the value in which it came
         self._found = ABSENT  # what the store has, as far as we know
@@ -71,7 +71,7 @@ class SharedState(torch_private_elastic.StateHolder):
         self._forged_s = -HELD_S  # monotonic: when we last saw what does not verify
 
     @property
-    def state(self) -> State:
+    def state(self) -> RendezvousState:
         """The local copy, which torch's operations change before they call `mark_dirty`."""
         return self._state
 
@@ -90,7 +90,7 @@ class SharedState(torch_private_elastic.StateHolder):
         self._dirty = False
         agents = len(nodes_of(self._state))
         self._poll_at = time.monotonic() + max(POLL_S, agents / MOST_POLLS)
-        self._state = decode(self._text)[0] if self._text else State()
+        self._state = decode(self._text)[0] if self._text else RendezvousState()
         self._add_times()
         self._remove_silent()
         return written
@@ -173,7 +173,7 @@ class SharedState(torch_private_elastic.StateHolder):
             self._beat_of = newest
 
     def _remove_silent(self) -> None:
-        """Take out of our copy who has been silent for too long. It is written with the rest."""
+        """Take agents that were silent for too long out of our copy; it is written later."""
         order = sorted(nodes_of(self._state), key=lambda n: (zlib.crc32(n.addr.encode()), n))
         watchers = order[:WATCHERS]
         watched = order if self._me in watchers or self._me not in order else watchers
@@ -187,7 +187,7 @@ class SharedState(torch_private_elastic.StateHolder):
         torch_private_elastic.remove_nodes(self._state, silent, self._settings)
 
     def _silent(self, nodes: list[Any]) -> list[Any]:
-        """Those whose newest sign of life is too old."""
+        """The agents whose newest sign of life is too old."""
         return [node for node, beat in self._read_beats(nodes).items() if self._is_over(node, beat)]
 
     def _is_over(self, node: Any, beat: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Values in the rendezvous' store, signed with the job's key: who has it not cannot forge one.
+"""Values in the rendezvous' store, signed with the job's key: nobody can forge one without it.
 
 A value is `<HMAC-SHA256 in hex> <text>`, or `unsigned <text>` in a job without a key. The HMAC is
 over the rendezvous id, the name of the store's key, and the text: a value of another job, or of
@@ -49,7 +49,7 @@ class Signer:
 
 
 class SignedStore(PrefixStore):
-    """The store of one round, whose values are signed: where rank 0 of the world is to be found."""
+    """The store of one round, with signed values: it has the address of the world's rank 0."""
 
     def __init__(self, prefix: str, store: Store, signer: Signer) -> None:
         super().__init__(prefix, store)

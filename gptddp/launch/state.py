@@ -1,4 +1,4 @@
-"""The state of the rendezvous as JSON: who is in the world, who waits, which round it is.
+"""The state of the rendezvous as JSON: the agents of the world, those that wait, and the round.
 
 Times are no part of it but for the deadline of the last call: a sign of life is a key of its own,
 see `shared_state.py`.
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from gptddp.distributed.torch_private_elastic import Node, State
+from gptddp.distributed.torch_private_elastic import Node, RendezvousState
 from gptddp.files import parse_json
 
 _FIELDS = {
@@ -24,7 +24,7 @@ _FIELDS = {
 }
 
 
-def encode(state: State, seq: int, deadline: datetime | None) -> str:
+def encode(state: RendezvousState, seq: int, deadline: datetime | None) -> str:
     """Compact JSON. `seq`: how many states have been written before; agents go by addresses."""
     value = {
         "seq": seq,
@@ -39,7 +39,7 @@ def encode(state: State, seq: int, deadline: datetime | None) -> str:
     return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
-def decode(text: str, most: int = 1 << 62) -> tuple[State, int]:
+def decode(text: str, most: int = 1 << 62) -> tuple[RendezvousState, int]:
     """The state and its `seq`. Raises ValueError for what `encode` cannot have written.
 
     `most`: of any number, of which JSON has longer ones than Python writes.
@@ -58,7 +58,7 @@ def decode(text: str, most: int = 1 << 62) -> tuple[State, int]:
         raise ValueError("an address that cannot be one")  # nor encoded, as a lone surrogate
     if not all(abs(number) < most for number in (value["seq"], value["round"], *ranks)):
         raise ValueError("a number that no job reaches")
-    state = State()
+    state = RendezvousState()
     state.round, state.complete, state.closed = value["round"], value["complete"], value["closed"]
     state.participants = {Node(a, 0, 0): rank for a, rank in value["participants"].items()}
     state.wait_list = {Node(a, 0, 0) for a in value["waiting"]}
@@ -70,7 +70,7 @@ def decode(text: str, most: int = 1 << 62) -> tuple[State, int]:
     return state, value["seq"]
 
 
-def nodes_of(state: State) -> set[Any]:
+def nodes_of(state: RendezvousState) -> set[Any]:
     """All agents of a state."""
     return {*state.participants, *state.wait_list, *state.redundancy_list}
 

@@ -1,7 +1,6 @@
 """Causal self-attention: heads, rotary positions, and what each token may see."""
 
 from contextlib import nullcontext
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,17 +8,39 @@ from torch.nn import functional as F
 
 from gptddp.config import Config
 from gptddp.model.causal import causal_attention
-from gptddp.model.kv_cache import LayerCache
 from gptddp.model.shape import GATE_CHANNELS, has_value_embedding, head_size
 
 EPS = 1e-6  # of every RMSNorm, as in Llama 2
+Rotation = tuple[Tensor, Tensor]  # cosines and sines of positions: fp32 (T, head size / 2) each
 
 
-class Rotation(NamedTuple):
-    """Rotary positions: fp32 (T, head size / 2) each."""
+class LayerCache:
+    """Keys and values of the tokens that a layer has seen: the next costs one token's work.
 
-    cos: Tensor
-    sin: Tensor
+    In a buffer for `capacity` tokens, made at first use. Pope et al. 2022, "Efficiently Scaling
+    Transformer Inference", section 2.1.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.length = capacity, 0
+        self._both: Tensor | None = None  # (2, rows, heads, capacity, head width)
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add those of the next t tokens (rows, heads, t, head width); returns all so far.
+
+        Several tokens at once only at the beginning: torch's causal mask is of a square.
+        """
+        t, begin = k.shape[2], self.length
+        if self._both is None:
+            rows, heads, _, width = k.shape
+            self._both = torch.empty(
+                2, rows, heads, self.capacity, width, dtype=k.dtype, device=k.device
+            )
+        self.length = begin + t
+        self._both[0, :, :, begin : self.length] = k
+        self._both[1, :, :, begin : self.length] = v
+        keys, values = self._both[:, :, :, : self.length]
+        return keys, values
 
 
 class Attention(nn.Module):
@@ -106,13 +127,13 @@ def rotation_of(positions: Tensor, size: int, base: float = 10_000.0) -> Rotatio
     """
     steps = torch.arange(0, size, 2, dtype=torch.float32, device=positions.device)
     angles = positions[:, None].float() * base ** (-steps / size)
-    return Rotation(angles.cos(), angles.sin())
+    return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:
     """x (rows, heads, T, head size): channel i is turned with channel i + size / 2."""
-    one, two = x.float().chunk(2, dim=-1)
-    turned = torch.cat((one * by.cos - two * by.sin, two * by.cos + one * by.sin), dim=-1)
+    (one, two), (cos, sin) = x.float().chunk(2, dim=-1), by
+    turned = torch.cat((one * cos - two * sin, two * cos + one * sin), dim=-1)
     return turned.to(x.dtype)
 
 
@@ -125,17 +146,13 @@ def visible(
     `shape.window`.
     """
     columns = before + x.size(1)
-    seen = None if positions is None else within_documents(positions)
+    seen = None
+    if positions is not None:  # the tokens of its document up to itself
+        segments = (positions == 0).cumsum(1)
+        seen = (segments[:, None, :, None] == segments[:, None, None, :]).tril()
     if window is None or window >= columns - 1:
         return seen
     places = torch.arange(columns, device=x.device)
     mine = places[before:, None]  # compared only: a difference would be 8 bytes a pair
     near = ((places <= mine) & (places >= mine - window))[None, None]
     return near if seen is None else seen & near
-
-
-def within_documents(positions: Tensor) -> Tensor:
-    """What each token may see, bool (rows, 1, T, T): the tokens of its document up to itself."""
-    segments = (positions == 0).cumsum(1)
-    same = segments[:, None, :, None] == segments[:, None, None, :]
-    return same.tril()

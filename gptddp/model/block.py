@@ -5,8 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gptddp.config import Config
-from gptddp.model.attention import EPS, Attention, Rotation
-from gptddp.model.kv_cache import LayerCache
+from gptddp.model.attention import EPS, Attention, LayerCache, Rotation
 from gptddp.model.shape import mlp_width
 
 

@@ -29,7 +29,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     A token sees itself and those before it. Products and scores are in that dtype; the softmax is
     computed, and gradients are summed, in fp32. It has no second derivative.
     """
-    out: Tensor = _Causal.apply(*(it.reshape(-1, *it.shape[2:]) for it in (q, k, v)))  # type: ignore[no-untyped-call]
+    out: Tensor = _Causal.apply(*(it.reshape(-1, *it.shape[2:]) for it in (q, k, v)))
     return out.view(q.shape)
 
 
@@ -54,7 +54,8 @@ class _Causal(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         q, k, v, *kept = ctx.saved_tensors
         grad, dq = grad.contiguous(), torch.empty_like(q)
-        dk, dv = (q.new_zeros(q.shape, dtype=_sum_dtype(q)) for _ in range(2))
+        sums = torch.promote_types(q.dtype, torch.float32)
+        dk, dv = (q.new_zeros(q.shape, dtype=sums) for _ in range(2))
         for i, (heads, own, seen) in enumerate(_blocks(q)):
             weights = kept[i] if kept else _weights(q[heads, own], k[heads, seen])
             dout = grad[heads, own]
@@ -70,18 +71,10 @@ def _scale(q: Tensor) -> float:
     return float(q.shape[2] ** -0.5)
 
 
-def _sum_dtype(q: Tensor) -> torch.dtype:
-    return torch.promote_types(q.dtype, torch.float32)
-
-
-def _block_rows(q: Tensor) -> int:
-    """Queries of a block: the fastest of 32, 64 and 128 for rows of 256 and of 1024 tokens."""
-    return 64 if q.shape[1] < 512 else 128
-
-
 def _blocks(q: Tensor) -> Iterator[Block]:
     """In an order that depends on the shape alone, as the sums of gradients follow it."""
-    (n, t, _), rows = q.shape, _block_rows(q)
+    n, t, _ = q.shape
+    rows = 64 if t < 512 else 128  # the fastest of 32, 64 and 128 for 256 and for 1024 tokens
     at_once = max(1, _AT_ONCE // (rows * t))
     for first in range(0, n, at_once):
         for begin in range(0, t, rows):

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gptddp.data.tokenizer import Tokenizer
+from gptddp.model.attention import LayerCache
 from gptddp.model.gpt import GPT
-from gptddp.model.kv_cache import KVCache
 
 
 @torch.no_grad()
@@ -23,23 +23,21 @@ def generate(
     top_k: int,
     top_p: float = 1.0,
     seed: int,
-    cache: bool = True,
 ) -> Iterator[int]:
     """Yield up to `tokens` token ids after the prompt; ends where the document ends.
 
     Temperature 0 takes the likeliest token. Beyond seq_len the oldest tokens are forgotten: each
-    token has another position then, so all of them are computed anew for each. cache False: they
-    always are, for comparison.
+    token has another position then, so all of them are computed anew for each.
     """
     generator = torch.Generator().manual_seed(seed)
     ids = [tokenizer.bos, *tokenizer.encoder()(prompt).tolist()]
-    kept = KVCache(len(net.blocks), net.seq_len) if cache else None
+    cache = [LayerCache(net.seq_len) for _ in net.blocks]
     device = next(net.parameters()).device
     for _ in range(tokens):
-        if kept is None or len(ids) > net.seq_len:
+        if len(ids) > net.seq_len:
             h = net.hidden(torch.tensor([ids[-net.seq_len :]], device=device))
         else:
-            h = net.hidden(torch.tensor([ids[kept.length :]], device=device), cache=kept)
+            h = net.hidden(torch.tensor([ids[cache[0].length :]], device=device), cache=cache)
         logits = net.logits(h[0, -1])[: tokenizer.vocab_size].float().cpu()
         ids.append(_choose(logits, temperature, top_k, top_p, generator))
         if ids[-1] == tokenizer.bos:

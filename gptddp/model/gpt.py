@@ -5,7 +5,9 @@ positions, pre-LayerNorm blocks, GELU (tanh), tied embeddings. A modern one: rot
 RMSNorm, SwiGLU, fewer heads of keys and values, normed queries and keys.
 """
 
+import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,10 +17,8 @@ from torch.nn import functional as F
 from gptddp.config import Config
 from gptddp.errors import ConfigError
 from gptddp.model import shape
-from gptddp.model.attention import rotation_of, visible
+from gptddp.model.attention import LayerCache, rotation_of, visible
 from gptddp.model.block import TransformerBlock, capped, norm, normed
-from gptddp.model.init import init
-from gptddp.model.kv_cache import KVCache
 from gptddp.model.loss import linear_cross_entropy, nats_of_each
 
 
@@ -47,7 +47,7 @@ class GPT(nn.Module):
             )
             self.resid_lambdas = nn.Parameter(torch.ones(c.n_layer))
             self.x0_lambdas = nn.Parameter(torch.zeros(c.n_layer))
-        init(self, c)
+        (_as_autoresearch if self.extras else _as_gpt2)(self, c)
 
     def forward(
         self, x: Tensor, y: Tensor | None = None, positions: Tensor | None = None
@@ -63,13 +63,13 @@ class GPT(nn.Module):
         return linear_cross_entropy(h.flatten(0, 1), self.unembedding, y.flatten(), self.softcap)
 
     def hidden(
-        self, x: Tensor, positions: Tensor | None = None, cache: KVCache | None = None
+        self, x: Tensor, positions: Tensor | None = None, cache: Sequence[LayerCache] | None = None
     ) -> Tensor:
         """What the output projection gets, (rows, T, width); x and positions as in `forward`.
 
-        cache: of the tokens before x, which it takes in; not with positions.
+        cache: a layer each, of the tokens before x, which it takes in; not with positions.
         """
-        h, rotation, before = self.wte(x), None, cache.length if cache else 0
+        h, rotation, before = self.wte(x), None, cache[0].length if cache else 0
         if self.wpe is None:
             # Scores depend on distances: these do for documents too, which see themselves alone.
             places = torch.arange(before, before + x.size(1), device=x.device)
@@ -85,7 +85,7 @@ class GPT(nn.Module):
             if self.extras:
                 h = self.resid_lambdas[i] * h + self.x0_lambdas[i] * first
                 values = self.value_embeds[str(i)](x) if str(i) in self.value_embeds else None
-            layer = cache.layers[i] if cache else None
+            layer = cache[i] if cache else None
             h = block(h, masks[self.windows[i]], rotation, values, layer)
         out: Tensor = self.ln_f(h)
         return out
@@ -154,3 +154,37 @@ def build(c: Config, vocab_size: int, device: torch.device) -> GPT:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(c.seed)
         return GPT(c, vocab_size).to(device)
+
+
+# -- the weights that a model begins with: drawn in the order of its modules -----------------------
+
+
+def _as_gpt2(model: nn.Module, c: Config) -> None:
+    """N(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer): Radford et al. 2019, 2.3."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    for name, parameter in model.named_parameters():
+        if name.endswith("proj.weight"):
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * c.n_layer))
+
+
+@torch.no_grad()
+def _as_autoresearch(model: nn.Module, c: Config) -> None:
+    """As github.com/karpathy/autoresearch does: each block is the identity at first.
+
+    Uniform with a standard deviation of 1/sqrt(width); residual projections and gates are 0, and
+    the output is almost 0, so that the first loss is that of a guess.
+    """
+    bound = math.sqrt(3 / c.n_embd)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "proj.weight", "gate.weight")):
+            nn.init.zeros_(parameter)
+        elif name in ("resid_lambdas", "x0_lambdas"):
+            nn.init.constant_(parameter, 1.0 if name == "resid_lambdas" else 0.1)
+        elif name in ("wte.weight", "head.weight"):
+            nn.init.normal_(parameter, std=1.0 if name == "wte.weight" else 0.001)
+        elif parameter.dim() == 2:
+            nn.init.uniform_(parameter, -bound, bound)

@@ -83,7 +83,7 @@ def linear_cross_entropy(h: Tensor, weight: Tensor, y: Tensor, softcap: float = 
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else h.dtype
     with torch.autocast(device, enabled=False):
-        nats: Tensor = _LinearCrossEntropy.apply(h, weight, y, softcap, dtype)  # type: ignore[no-untyped-call]
+        nats: Tensor = _LinearCrossEntropy.apply(h, weight, y, softcap, dtype)
         return nats
 
 

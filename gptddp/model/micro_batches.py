@@ -31,10 +31,6 @@ class MicroBatch(NamedTuple):
 
     def seed(self, c: Config, step: int) -> int:
         """Of its dropout: no other micro-batch of the run has the same, and no rank is in it."""
-        if c.as_0_1:  # as version 0.1.0: by the lane of its first row
-            return lanes.key(
-                c.seed, step, self.slot + self.number * c.micro_batch * c.lanes // c.batch
-            )
         return lanes.key(c.seed, step, self.slot, self.number)
 
 
@@ -43,13 +39,13 @@ def of_step(
 ) -> Iterator[MicroBatch]:
     """This rank's slots of a step, one after the other, each in micro-batches.
 
-    A slot is the rows of one lane: the shapes and their order are the same whoever has it. Only for
-    runs of version 0.1.0 all rows of the rank are one. Raises RuntimeError where what the model
-    gets is not what `batch.fp` says: of one step in ten, the hashes are made again.
+    A slot is the rows of one lane: the shapes and their order are the same whichever rank has it.
+    Raises RuntimeError where what the model gets is not what `batch.fp` says: of one step in ten,
+    the hashes are made again.
     """
-    rows = len(batch.tokens) if c.as_0_1 else c.batch // c.lanes  # of a slot
+    rows = c.batch // c.lanes  # of a slot
     per_slot, n_slots = -(-rows // c.micro_batch), len(batch.tokens) // rows
-    looks, fp = step % LOOK_EVERY == 0 and not c.as_0_1, 0
+    looks, fp = step % LOOK_EVERY == 0, 0
     for i in range(n_slots):
         part = slice(i * rows, (i + 1) * rows)
         inputs = micro_batches(batch.tokens[part], batch.valid[part], batch.bos, c, device)

@@ -15,23 +15,15 @@ def lr_at(step: int, c: Config, tokens: int = 0, train_s: float = 0.0) -> float:
     """
     if step < c.warmup_steps:
         return c.lr * (step + 1) / c.warmup_steps
-    by_steps_alone = c.as_0_1  # a run of version 0.1.0 goes on as it was begun
-    end = c.steps if by_steps_alone else last_step(c, step, tokens, train_s)
+    end = last_step(c, step, tokens, train_s)
     part = min(1.0, (step - c.warmup_steps) / max(1, end - c.warmup_steps))
     if c.schedule == "cosine":  # Loshchilov & Hutter 2017, without restarts
         left = 0.5 * (1 + math.cos(math.pi * part))
     elif c.schedule == "linear":
         left = 1 - part
-    else:
-        left = _of_wsd(step / max(1, end), c.warmdown)
+    else:  # wsd (Hu et al. 2024, "MiniCPM"): the peak until the last part of the run, then a line
+        left = min(1.0, max(0.0, 1 - step / max(1, end)) / c.warmdown) if c.warmdown else 1.0
     return c.lr * (c.final_lr + (1 - c.final_lr) * left)
-
-
-def _of_wsd(done: float, warmdown: float) -> float:
-    """Warm-up, stable, decay (Hu et al. 2024, "MiniCPM"): the peak until the last part of the run,
-    then a line.
-    """
-    return min(1.0, max(0.0, 1 - done) / warmdown) if warmdown else 1.0
 
 
 def left_at(step: int, c: Config, tokens: int = 0, train_s: float = 0.0) -> float:

@@ -38,7 +38,7 @@ class FastSums:
 
     def __init__(self, ddp: DDP, slots: int, world: World) -> None:
         self._world = world
-        self._nats = torch.zeros(slots, dtype=torch.float64, device=_device(ddp))
+        self._nats = torch.zeros(slots, dtype=torch.float64, device=next(ddp.parameters()).device)
         self.wait_s = 0.0  # of this step: from this rank's last gradient to the sum over all ranks
         self._issued = 0.0
         ddp.register_comm_hook(None, self._reduce)
@@ -92,7 +92,7 @@ class ExactSums:
         self._world = world
         self._params = [p for p in ddp.parameters() if p.requires_grad]
         self._number = {p: i for i, p in enumerate(self._params)}
-        n, device = len(self._params), _device(ddp)
+        n, device = len(self._params), self._params[0].device
         self._totals = [
             torch.zeros(p.numel(), dtype=torch.float64, device=device) for p in self._params
         ]
@@ -228,10 +228,6 @@ def _chunks(grad: Tensor, total: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
     if len(flat) <= _CHUNK:
         return [(flat, total)]
     return zip(torch.split(flat, _CHUNK), torch.split(total, _CHUNK), strict=True)
-
-
-def _device(ddp: DDP) -> torch.device:
-    return next(ddp.parameters()).device
 
 
 Sums = FastSums | ExactSums

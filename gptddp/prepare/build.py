@@ -1,14 +1,12 @@
 """`gptddp prepare`: sources in, a dataset out; data/dataset.py describes the dataset.
 
-1. read     every document goes into an on-disk shuffle, which also drops copies (reading.py); a
-            huge one in parts (parts.py)
+1. read     every document goes into an on-disk shuffle, which also drops copies; a huge one in
+            parts (reading.py)
 2. train    the tokenizer, on the first documents of the shuffled training split
 3. write    the shuffled documents to the two splits (split.py)
 4. commit   dataset.json, by rename
 """
 
-import contextlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,35 +18,27 @@ from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer, train_bpe
 from gptddp.errors import DataError
 from gptddp.files import fsync
-from gptddp.prepare import listing, recipe, refusals
-from gptddp.prepare.output import (
-    TOKENIZER_FILE,
-    building,
-    check_apart,
-    commit,
-    give_up,
-    is_made,
-    tidy,
-)
-from gptddp.prepare.progress_bar import ProgressBar
+from gptddp.prepare import listing, recipe
+from gptddp.prepare.listing import PathLike
+from gptddp.prepare.output import TOKENIZER_FILE, building, commit, give_up, is_made
+from gptddp.prepare.phases import Phases
 from gptddp.prepare.reading import Reading
 from gptddp.prepare.recipe import DEFAULTS, Settings
 from gptddp.prepare.shard_writer import ShardWriter, rows_per_group
-from gptddp.prepare.shuffle import Totals
+from gptddp.prepare.shuffle import Shuffle, Totals
+from gptddp.prepare.sources import DOCUMENT_BYTES
 from gptddp.prepare.split import Split, choose
 
 # Frequent pairs decide the merges: more text than this costs time (5 MB/s a core) and gains nothing
 # (Python source, vocabulary 4096: 3.34 bytes a token from 64 MiB, 3.33 from 32).
 _TOKENIZER_SAMPLE_BYTES = 32 << 20
 
-PathLike = str | os.PathLike[str]
-
 
 def prepare(
     given: Sequence[PathLike],
     out: PathLike,
     settings: Settings = DEFAULTS,
-    bar: ProgressBar | None = None,
+    phases: Phases | None = None,
     val: Sequence[PathLike] = (),
 ) -> Dataset:
     """Make the dataset `out` of the files and folders `given`; raises DataError.
@@ -58,37 +48,25 @@ def prepare(
     killed. If `out` is the dataset of the same files and settings already, nothing is done. After
     an error `out` is as it was before, but for what the next process can go on from.
     """
-    out, bar = Path(out), bar or ProgressBar()
-    check_apart([*given, *val], out)
-    refusals.check_no_dataset([*given, *val])
+    out, phases = Path(out), phases or Phases()
     definition = recipe.given_tokenizer(settings.tokenizer)
-    found = listing.find(given, settings.include, settings.exclude, skip=out, val=val)
-    if not found.files:
-        raise refusals.no_files([*given, *val], settings, found.left_out)
+    found = listing.find(given, val, settings.include, settings.exclude, out)
     made_from = recipe.made_from(given, found.files, settings, definition)
     if is_made(out):
-        return _existing(out, made_from, bar)
+        dataset = open_dataset(out)
+        if changed := recipe.differences(dataset.manifest, made_from):
+            raise DataError(
+                f"{out} already holds a dataset made otherwise: {'; '.join(changed)}: "
+                f"choose another --out, or remove {out} first"
+            )
+        phases.say(f"{out} is already prepared from these sources with these settings")
+        return dataset
     for note in found.notes():
-        bar.say(note)
-    with building(out, resume=True) as scratch:
-        manifest = _build(found.files, out, scratch, settings, definition, bar)
+        phases.say(note)
+    with building(out) as scratch:
+        manifest = _build(found.files, out, scratch, settings, definition, phases)
         commit(out, scratch, {**made_from, "left_out": found.counts(), **manifest})
     return open_dataset(out)
-
-
-def _existing(out: Path, made_from: dict[str, Any], bar: ProgressBar) -> Dataset:
-    """The dataset that is in `out` already; DataError if it is not the one that was asked for."""
-    dataset = open_dataset(out)
-    if changed := recipe.differences(dataset.manifest, made_from):
-        raise DataError(
-            f"{out} already holds a dataset made otherwise: {'; '.join(changed)}: "
-            f"choose another --out, or remove {out} first"
-        )
-    tidy(out)
-    bar.say(f"{out} is already prepared from these sources with these settings")
-    for warning in dataset.warnings():  # an older version may have made it
-        bar.say(warning)
-    return dataset
 
 
 # -- the four steps ------------------------------------------------------------------------------
@@ -100,51 +78,64 @@ def _build(
     scratch: Path,
     settings: Settings,
     definition: bytes | None,
-    bar: ProgressBar,
+    phases: Phases,
 ) -> dict[str, Any]:
     """Steps 1 to 3; returns what the manifest says of them."""
     made_by = None  # the tokenizer of the ids, where the sources are lists of ids
     if settings.tokens_field is not None:
         made_by = byte_tokenizer() if definition is None else load_tokenizer(settings.tokenizer)
-    reading = Reading(scratch, settings, made_by, bar)
+    reading = Reading(scratch, settings, made_by, phases)
     reading.read(files)
-    with contextlib.closing(reading.shuffle) as shuffle:
-        totals = shuffle.finish()
-        said = _said(reading, totals)
-        given = any(file.val for file in files)
-        lost = {**said["dropped"], "bad_records": reading.bad.count}
-        if problem := refusals.too_few(totals, given, lost):
-            give_up(scratch)
-            raise problem
-        if said["dropped"]["binary_files"]:
-            bar.say(reading.tally.binary_note())
-        split = Split(totals.val) if given else choose(shuffle, totals, settings.val_fraction)
-        for note in split.notes:
-            bar.say(note)
-        shuffle.forget_keys()
-        if definition is None and settings.tokenizer == "bpe":
-            bar.begin("training the tokenizer")
-            texts = (text for key, text, val, _ in shuffle if not (val or split.holds(key)))
-            vocab_size = settings.vocab_size or recipe.default_vocab_size(shuffle.bytes)
-            definition = train_bpe(_first(texts, _TOKENIZER_SAMPLE_BYTES), vocab_size).encode()
-        tokenizer, about = _save_tokenizer(out, definition)
-        splits = _write(out, shuffle, split, totals, tokenizer, made_by, bar)
-    reading.bad.copy(out, [file.path for file in files])
+    shuffle, totals = reading.shuffle, reading.shuffle.totals()
+    said = reading.said(totals)
+    given = any(file.val for file in files)
+    if problem := _too_few(totals, given, {**said["dropped"], "bad_records": said["bad_records"]}):
+        give_up(scratch)
+        raise DataError(problem)
+    split = Split(totals.val) if given else choose(shuffle, totals, settings.val_fraction)
+    for note in split.notes:
+        phases.say(note)
+    shuffle.forget_keys()
+    if definition is None and settings.tokenizer == "bpe":
+        phases.begin("training the tokenizer")
+        vocab_size = settings.vocab_size or recipe.default_vocab_size(shuffle.bytes)
+        definition = train_bpe(_sample(shuffle, split), vocab_size).encode()
+    tokenizer, about = _save_tokenizer(out, definition)
+    splits = _write(out, shuffle, split, totals, tokenizer, made_by, phases)
+    reading.write_bad(out)
     column = {} if made_by is None else {"column": pretokenized.COLUMN}
     return {**said, "tokenizer": about, **column, "splits": splits}
 
 
-def _said(reading: Reading, totals: Totals) -> dict[str, Any]:
-    """What the manifest says of what was read and of what was dropped."""
-    tally = reading.tally
-    read = {kind: [n, tally.documents[kind]] for kind, n in sorted(tally.files.items())}
-    dropped = {
-        "empty": tally.empty,
-        "duplicate": totals.dropped,
-        "binary_files": tally.binary,
-    }
-    cut = {"cut": {"documents": totals.cut, "parts": totals.parts}} if totals.cut else {}
-    return {"read": read, "dropped": dropped, "bad_records": reading.bad.count, **cut}
+def _too_few(totals: Totals, val_given: bool, dropped: dict[str, int]) -> str | None:
+    """Why no dataset can be made of so few documents; `dropped`: how many, by reason."""
+    lost = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in dropped.items() if n)
+    lost = f" (dropped: {lost})" if lost else ""
+    if val_given and not totals.val:
+        return f"the validation sources hold no document{lost}; give others with --val"
+    if val_given and totals.val == totals.documents:
+        return (
+            f"no document is left for training{lost}: those of the validation sources are not "
+            "trained on; give other sources"
+        )
+    if val_given or totals.documents > 1:
+        return None
+    return (
+        f"the sources hold {totals.documents} documents{lost}: at least 2 different ones are "
+        "needed, one of them for validation; give more text (a text file is cut into documents of "
+        f"{DOCUMENT_BYTES >> 10} KiB, a line of JSONL is one)"
+    )
+
+
+def _sample(shuffle: Shuffle, split: Split) -> Iterator[str]:
+    """The first texts of the training split, for the tokenizer."""
+    left_bytes = _TOKENIZER_SAMPLE_BYTES
+    for key, text, given, _ in shuffle:
+        if left_bytes <= 0:
+            return
+        if not (given or key in split.keys):
+            yield text.decode()
+            left_bytes -= len(text)
 
 
 def _save_tokenizer(out: Path, definition: bytes | None) -> tuple[Tokenizer, dict[str, Any]]:
@@ -168,20 +159,20 @@ def _write(
     totals: Totals,
     tokenizer: Tokenizer,
     made_by: Tokenizer | None,
-    bar: ProgressBar,
+    phases: Phases,
 ) -> dict[str, Any]:
     """Write both splits; returns what the manifest says of them."""
     rows, marks = rows_per_group(totals.rows - split.documents), totals.cut > 0
-    bar.begin("writing", total=totals.rows)
+    phases.begin("writing", total=totals.rows)
     encode = tokenizer.encoder()
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     with (
-        ShardWriter(out, "val", rows, made_by, marks) as val,
-        ShardWriter(out, "train", rows, made_by, marks) as train,
+        ShardWriter(out, "val", rows, tokenizer, made_by is not None, marks) as val,
+        ShardWriter(out, "train", rows, tokenizer, made_by is not None, marks) as train,
     ):
         for key, text, given, goes_on in shuffle:
-            bar.advance(1)
-            if not (given or split.holds(key)):
+            phases.advance(1)
+            if not (given or key in split.keys):
                 train.add(text, goes_on)
                 continue
             val.add(text, goes_on)
@@ -196,12 +187,3 @@ def unigram_entropy_nats(counts: np.ndarray) -> float:
     """Entropy of a token drawn by these counts, in nats: the loss of a model that knows no more."""
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum()) + 0.0  # never -0.0
-
-
-def _first(texts: Iterable[bytes], limit_bytes: int) -> Iterator[str]:
-    """The first texts, until they have `limit_bytes` together."""
-    for text in texts:
-        if limit_bytes <= 0:
-            return
-        yield text.decode()
-        limit_bytes -= len(text)

@@ -1,6 +1,8 @@
-"""The commands that make datasets, prepare and repack; they import late, as `gptddp/cli.py`."""
+"""The command that makes datasets; it imports late, as `gptddp/cli.py`."""
 
+import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +16,7 @@ import click
     default="text",
     show_default=True,
     metavar="NAME",
-    help="Field of JSONL and column of parquet that holds the text.",
+    help="Field of JSON, column of parquet, that holds the text; doc.text: text within doc.",
 )
 @click.option(
     "--tokens-field",
@@ -68,16 +70,13 @@ import click
     metavar="GLOB",
     help="Leave out these files and folders of a folder. May be repeated.",
 )
-@click.option("--keep-copies", is_flag=True, help="Keep all copies of a document, not one.")
 @click.option(
-    "--on-bad",
-    type=click.Choice(["fail", "skip"]),
-    default="fail",
+    "--max-bad",
+    type=int,
+    default=0,
     show_default=True,
-    help="At a record that cannot be used: end, or list it in bad.jsonl and go on.",
-)
-@click.option(
-    "--max-bad", type=int, metavar="N", help="With --on-bad skip, end after so many. [default: 100]"
+    metavar="N",
+    help="Leave out so many records that cannot be used, and list them in bad.jsonl.",
 )
 def prepare(sources: tuple[str, ...], out: str, val: tuple[str, ...], **options: Any) -> None:
     """Turn text into a dataset: parquet shards, a tokenizer, a validation split.
@@ -93,31 +92,42 @@ def prepare(sources: tuple[str, ...], out: str, val: tuple[str, ...], **options:
     gptddp prepare books/ more.jsonl.zst --out data
     gptddp prepare src/ --include '*.py' --exclude tests --vocab-size 4096 --out data
     """
-    from gptddp.prepare import summary
     from gptddp.prepare.build import prepare as run
-    from gptddp.prepare.progress_bar import ProgressBar
+    from gptddp.prepare.phases import Phases
     from gptddp.prepare.recipe import Settings
 
-    with ProgressBar(sys.stderr) as bar:
-        dataset = run(sources, out, Settings(**options), bar, val)
-    click.echo(summary.prepared(dataset))
+    dataset = run(sources, out, Settings(**options), Phases(sys.stderr), val)
+    click.echo(summary(dataset.dir, dataset.manifest))
 
 
-@click.command()
-@click.argument("dataset", metavar="DATASET")
-@click.option("--out", metavar="DIR", required=True, help="Folder to make the new dataset in.")
-def repack(dataset: str, out: str) -> None:
-    """Rewrite a dataset whose row groups are huge: the same documents in the same order.
+def summary(out: Path, m: dict[str, Any]) -> str:
+    """The summary: what was read, left out and dropped, and what the dataset holds."""
+    from gptddp.prepare.reading import BAD
 
-    The new dataset is whole or absent; a killed repack is started again by the same command.
-
-    \b
-    gptddp repack data --out data-small-groups
-    """
-    from gptddp.prepare import summary
-    from gptddp.prepare.progress_bar import ProgressBar
-    from gptddp.prepare.repack import repack as run
-
-    with ProgressBar(sys.stderr) as bar:
-        made = run(dataset, out, bar)
-    click.echo(summary.repacked(made))
+    train, val, lost = m["splits"]["train"], m["splits"]["val"], m["dropped"]
+    read = [f"{kind} {n:,} files, {d:,} documents" for kind, (n, d) in m["read"].items()]
+    left_out = [f"{number:,} {reason}" for reason, number in m["left_out"].items()]
+    cut = m.get("cut", {"documents": 0, "parts": 0})
+    bytes_a_token = val["text_bytes"] / val["tokens"]
+    nats = val["unigram_entropy_nats"]
+    bits_a_byte = nats / math.log(2) / bytes_a_token
+    lines = {
+        "read": "; ".join(read),
+        "left out": "; ".join(left_out),
+        "bad": f"{m['bad_records']:,} records, see {BAD}" if m["bad_records"] else "",
+        "documents": f"{train['documents']:,} train, {val['documents']:,} validation",
+        "cut": f"{cut['documents']:,} huge documents, into {cut['parts']:,} parts"
+        if cut["parts"]
+        else "",
+        "dropped": f"{lost['empty']:,} empty, {lost['duplicate']:,} copies, "
+        f"{lost['binary_files']:,} binary",
+        "text": f"{train['text_bytes'] / 1e6:,.1f} MB train, {val['text_bytes'] / 1e6:,.1f} MB "
+        "validation",
+        "tokenizer": f"{m['tokenizer']['kind']}, vocabulary {m['tokenizer']['vocab_size']:,}, "
+        f"{bytes_a_token:.2f} bytes a token",
+        "baseline": f"{nats:.3f} nats a token, {bits_a_byte:.3f} bits a byte (token frequencies "
+        "only)",
+        "dataset": str(out),
+        "next": f"gptddp train --data {out} --run-dir RUN",
+    }
+    return "\n".join(f"{name:12}{text}" for name, text in lines.items() if text)

@@ -1,13 +1,14 @@
 """Which files the sources have, and a hash to tell whether any of them has changed."""
 
-import hashlib
 import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from gptddp.data.dataset import is_dataset
 from gptddp.errors import DataError
-from gptddp.prepare.kinds import kind_of, split_of
+from gptddp.prepare.file_names import TABLES, kind_of, split_of
 from gptddp.prepare.walk import show, unreadable, walk
 
 PathLike = str | os.PathLike[str]
@@ -19,7 +20,7 @@ class SourceFile:
     """One file to read; `identity`: its name, size and time of change."""
 
     path: str
-    kind: str  # one of kinds.KINDS
+    kind: str  # text, jsonl, json or parquet
     compression: str | None
     bytes: int
     given: bool  # named on the command line, not found in a folder
@@ -33,7 +34,6 @@ class Listing:
 
     files: list[SourceFile] = field(default_factory=list)
     left_out: dict[str, dict[str, None]] = field(default_factory=dict)  # ordered sets
-    other_splits: list[str] = field(default_factory=list)  # by their names, and trained on
 
     def leave_out(self, reason: str, path: str) -> None:
         """Note a path that is not read."""
@@ -45,69 +45,77 @@ class Listing:
 
     def notes(self) -> list[str]:
         """What a user should know, a line each."""
-        lines = [f"left out, {why}: {some([*paths])}" for why, paths in self.left_out.items()]
-        if self.other_splits:
-            lines.append(
-                f"trained on, though named as another split: {some(self.other_splits)}; name them "
-                "with --val for validation, leave them out for a test (in a folder that has files "
-                "named train as well, this is done)"
-            )
-        return lines
+        return [
+            f"left out, {why}: {len(paths)} ({', '.join([*paths][:NAMED])}"
+            f"{', ...' * (len(paths) > NAMED)})"
+            for why, paths in self.left_out.items()
+        ]
 
 
 def find(
     sources: Sequence[PathLike],
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    skip: PathLike | None = None,
-    val: Sequence[PathLike] = (),
+    val: Sequence[PathLike],
+    include: Sequence[str],
+    exclude: Sequence[str],
+    out: Path,
 ) -> Listing:
-    """The files of all sources, each once; raises DataError for a source that is not there.
+    """The files of all sources, each once; raises DataError where there is none.
 
     Folders are read with their subfolders; hidden names, dataset cards, broken links, devices and
-    the folder `skip` are left out. `include` keeps only matching files of a folder, `exclude`
+    the folder `out` are left out. `include` keeps only matching files of a folder, `exclude`
     leaves out files and whole folders. A pattern with a slash is compared with the path below the
     source (`*` takes slashes too), any other with the name alone. Files of `val` are for
     validation, also those that lie in one of `sources`.
     """
     # real paths, not inode numbers: some network file systems give two files the same number
     seen: set[str] = set()
-    skip = None if skip is None else os.path.realpath(skip)
+    skip = os.path.realpath(out)
     exclude = [pattern.rstrip("/") for pattern in exclude]
     found = Listing()
-    given = [(source, f"v{number}") for number, source in enumerate(val)]
-    given += [(source, f"{number}") for number, source in enumerate(sources)]
-    for source, label in given:
-        root = os.fspath(source)
-        status = _status(root)
+    given = [(os.fspath(source), f"v{number}") for number, source in enumerate(val)]
+    given += [(os.fspath(source), f"{number}") for number, source in enumerate(sources)]
+    for root, label in given:
+        status = _status(root, skip)
         if stat.S_ISDIR(status.st_mode):
             files = list(walk(root, include, exclude, skip, found.leave_out))
         else:
             files = [("", os.path.realpath(root), status)]
-        files = [file for file in files if file[1] not in seen]
+        files = [it for it in files if it[1] not in seen and not _is_table(root, it[0], found)]
         side_of = _sides([name for name, *_ in files], root, label[0] == "v", bool(val), found)
         for name, real_path, file_status in files:
             side = side_of[name]
             if side and real_path not in seen:  # several links may lead to it
                 seen.add(real_path)
                 found.files.append(_source_file(root, name, label, file_status, side == "val"))
+    if not found.files:
+        fix = "give text, .jsonl, .json or .parquet files, or a folder of them"
+        if include or exclude:
+            fix = "check --include and --exclude, which are compared with names"
+        names = ", ".join(show(root) for root, _ in given)
+        lost = ", ".join(f"{number} {why}" for why, number in found.counts().items())
+        lost = f" (left out: {lost})" if lost else ""
+        raise DataError(f"{names}: no files to read{lost}; {fix}")
     return found
 
 
-def _status(root: str) -> os.stat_result:
+def _status(root: str, out: str) -> os.stat_result:
+    """The status of a source; raises DataError where it cannot be one."""
+    shown = show(root)
+    if Path(os.path.realpath(root)).is_relative_to(out):
+        raise DataError(f"the source {shown} lies in the output: choose an --out without sources")
     try:
         status = os.stat(root)
+        refused = is_dataset(Path(root))
     except OSError as error:
-        raise DataError(f"cannot read {show(root)}: {error.strerror}; check the path") from None
+        raise DataError(f"cannot read {shown}: {error.strerror}; check the path") from None
+    if refused:  # its manifest would be taken for a text as well
+        raise DataError(
+            f"the source {shown} is a dataset already, for `gptddp train --data`; to prepare its "
+            f"documents again, give {shown}/train and {shown}/val"
+        )
     if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
-        raise DataError(f"{show(root)} is neither a file nor a folder: save it as a file first")
+        raise DataError(f"{shown} is neither a file nor a folder: save it as a file first")
     return status
-
-
-def sha256(files: Sequence[SourceFile]) -> str:
-    """Hex hash of the names, sizes and times of change of all files."""
-    lines = sorted(file.identity for file in files)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def name_in(identity: str) -> str:
@@ -136,10 +144,17 @@ def changed(file: SourceFile, how: str) -> DataError:
     )
 
 
-def some(names: Sequence[str], number: int | None = None) -> str:
-    """How many, and the first of them; `number` where not all are named."""
-    number = len(names) if number is None else number
-    return f"{number} ({', '.join(names[:NAMED])}{', ...' * (number > NAMED)})"
+def _is_table(root: str, name: str, found: Listing) -> bool:
+    """Is the file one that has to be converted first? It is left out of a folder.
+
+    Raises DataError where it is given by name.
+    """
+    what = TABLES.get(kind_of(name or root)[0])
+    if what and not name:
+        raise DataError(f"{show(root)} is {what}")
+    if what:
+        found.leave_out(what, os.path.join(root, name))
+    return what is not None
 
 
 def _sides(
@@ -151,21 +166,12 @@ def _sides(
     split: alone, `test/` may be anything.
     """
     splits = {name: split_of(name or os.path.basename(root)) for name in names}
-    named = {split for split in splits.values() if split}
-    if for_val and not {"train", "val"} <= named:
-        return dict.fromkeys(names, "val")
-    if "train" not in named:
-        others = [name for name, split in splits.items() if split]
-        found.other_splits += [show(os.path.join(root, name) if name else root) for name in others]
-        return dict.fromkeys(names, "train")
+    if for_val or "train" not in splits.values():
+        return dict.fromkeys(names, "val" if for_val else "train")
     sides: dict[str, str | None] = {}
     for name, split in splits.items():
-        reason = None
-        if for_val and split != "val":
-            reason = "of --val, not of its validation split"
-        elif split == "test":
-            reason = "a test split"
-        elif split == "val" and val_given and not for_val:
+        reason = "a test split" if split == "test" else None
+        if split == "val" and val_given:
             reason = "a validation split, in place of which --val is taken"
         if reason:
             found.leave_out(reason, os.path.join(root, name))

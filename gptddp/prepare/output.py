@@ -14,92 +14,80 @@ from pathlib import Path
 from typing import Any
 
 from gptddp import __version__
-from gptddp.data.dataset import CUT_VERSION, FORMAT, MANIFEST, SCRATCH, SPLITS, VERSION
+from gptddp.data.dataset import FORMAT, MANIFEST, SCRATCH, SPLITS, VERSION
 from gptddp.errors import DataError
 from gptddp.files import FULL, exists, fsync, lock
-from gptddp.prepare import bad_records, journal
-from gptddp.prepare.walk import show
+from gptddp.prepare.reading import BAD
+from gptddp.prepare.scratch import JOURNAL
 
 TOKENIZER_FILE = "tokenizer.json"
-_OUTPUTS = (MANIFEST, TOKENIZER_FILE, bad_records.LIST, *SPLITS)  # all that a dataset consists of
+_OUTPUTS = (MANIFEST, TOKENIZER_FILE, BAD, *SPLITS)  # all that a dataset consists of
 _LOCK = ".prepare.lock"  # locked by the process that makes the dataset
 _NOT_FOREIGN = {_LOCK, SCRATCH, "lost+found"}  # the root of a volume may have the last one
 
 
-def check_apart(given: Sequence[str | os.PathLike[str]], out: Path) -> None:
-    """Raise DataError where a source lies in the folder `out`."""
-    for source in given:
-        if Path(os.path.realpath(source)).is_relative_to(os.path.realpath(out)):
-            raise DataError(
-                f"the source {show(os.fspath(source))} lies in the output {out}: "
-                "choose an --out that holds no source"
-            )
-
-
 def is_made(out: Path) -> bool:
-    """Is there a whole dataset in `out`? Raises DataError where the volume cannot say."""
+    """Is there a whole dataset in `out`? Raises DataError where the volume cannot say.
+
+    What is left where a process was killed just after it had completed `out` is removed.
+    """
     with _write_errors(out):
-        return exists(out / MANIFEST)
+        made = exists(out / MANIFEST)
+        if made and (exists(out / SCRATCH) or exists(out / _LOCK)):
+            with contextlib.suppress(DataError), building(out):
+                pass
+    return made
 
 
 @contextlib.contextmanager
-def building(out: Path, resume: bool = False) -> Iterator[Path]:
-    """Lock the folder `out`, made if need be, and yield a scratch folder in it.
+def building(out: Path) -> Iterator[Path]:
+    """Lock the folder `out`, made if need be, and yield the scratch folder in it.
 
-    What a killed process left in `out` is removed first, but for the scratch folder with `resume`.
-    All that is made in `out` is removed again if an error ends the `with` block, but for a scratch
+    Else all that is made in `out` is removed if an error ends the `with` block, but for a scratch
     folder that another process can go on from. Raises DataError if another process makes a dataset
     in `out`, if it holds other files, or if it cannot be written.
     """
-    with _write_errors(out), _folder(out):
-        fd = _lock(out)
+    scratch = out / SCRATCH
+    with _write_errors(out), _folder(out), _locked(out):
         try:
-            yield from _scratch(out, resume)
-        finally:
-            try:  # where the volume cannot say, all is kept
-                if exists(out / MANIFEST) or not _worth_keeping(out / SCRATCH):
-                    _remove(out, [SCRATCH])
-                _remove(out, [_LOCK])
-            finally:
-                os.close(fd)
+            if exists(out / MANIFEST):
+                raise DataError(f"{out} has just been finished by another process: run this again")
+            if exists(scratch):  # of a process that was killed
+                _remove(out, _OUTPUTS)
+            if foreign := sorted(set(os.listdir(out)) - _NOT_FOREIGN):
+                names = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+                raise DataError(
+                    f"{out} holds other files ({names}): choose a new folder with --out"
+                )
+            scratch.mkdir(exist_ok=True)
+            try:
+                yield scratch
+            except BaseException:
+                _remove(out, _OUTPUTS)
+                raise
+        finally:  # where the volume cannot say, all is kept
+            keep = exists(scratch / JOURNAL) or exists(scratch / BAD)
+            if exists(out / MANIFEST) or not keep:
+                _remove(out, [SCRATCH])
 
 
 def give_up(scratch: Path) -> None:
     """Keep nothing of the scratch folder when the block of `building` ends."""
-    for name in (journal.NAME, bad_records.LIST):
+    for name in (JOURNAL, BAD):
         (scratch / name).unlink(missing_ok=True)
 
 
-def _worth_keeping(scratch: Path) -> bool:
-    return any(exists(scratch / name) for name in (journal.NAME, bad_records.LIST))
-
-
 def commit(out: Path, scratch: Path, manifest: dict[str, Any]) -> None:
-    """Write `dataset.json`, by rename, when all other files of the dataset are there.
-
-    Its version is the lowest that has what is in the dataset, so that older readers read most.
-    """
-    version = CUT_VERSION if "cut" in manifest else VERSION
-    head = {"format": FORMAT, "version": version, "gptddp": __version__}
+    """Write `dataset.json`, by rename, when all other files of the dataset are there."""
+    head = {"format": FORMAT, "version": VERSION, "gptddp": __version__}
     path = scratch / MANIFEST
     text = json.dumps({**head, **manifest}, indent=1)
-    text = re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text)  # a row group on a line
+    text = re.sub(r"\[\s+(\d+),\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2, \3]", text)  # a row group
     path.write_text(text + "\n", "utf-8")
     fsync(path)
     fsync(out)
     path.rename(out / MANIFEST)
     fsync(out)
-
-
-def tidy(out: Path) -> None:
-    """Remove what is left where a process was killed just after it had completed `out`."""
-    if (out / SCRATCH).exists() or (out / _LOCK).exists():
-        with contextlib.suppress(OSError, DataError):
-            fd = _lock(out)
-            try:
-                _remove(out, [SCRATCH, _LOCK])
-            finally:
-                os.close(fd)
 
 
 @contextlib.contextmanager
@@ -116,36 +104,21 @@ def _folder(out: Path) -> Iterator[None]:
                     folder.rmdir()
 
 
-def _lock(out: Path) -> int:
+@contextlib.contextmanager
+def _locked(out: Path) -> Iterator[None]:
     try:
-        return lock(out / _LOCK)
+        fd = lock(out / _LOCK)
     except BlockingIOError:
         raise DataError(
             f"another process is preparing {out}: wait for it, or choose another --out"
         ) from None
-
-
-def _scratch(out: Path, resume: bool) -> Iterator[Path]:
-    """The part of `building` under the lock."""
-    if exists(out / MANIFEST):
-        raise DataError(f"{out} has just been finished by another process: run this once more")
-    scratch = out / SCRATCH
-    if exists(scratch):
-        _remove(out, _OUTPUTS)
-        if not resume:
-            give_up(scratch)  # first, so that nobody goes on from a part of it
-            _remove(out, [SCRATCH])
-    if foreign := sorted(set(os.listdir(out)) - _NOT_FOREIGN):
-        names = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
-        raise DataError(f"{out} holds other files ({names}): choose a new folder with --out")
-    unfinished = True
     try:
-        scratch.mkdir(exist_ok=True)
-        yield scratch
-        unfinished = False
+        yield
     finally:
-        if unfinished:
-            _remove(out, _OUTPUTS)
+        try:
+            _remove(out, [_LOCK])
+        finally:
+            os.close(fd)
 
 
 def _remove(out: Path, names: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """What decides a dataset: its settings and source files; what differs from those of another."""
 
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ from typing import Any
 from gptddp.data.tokenizer import MIN_VOCAB, load_tokenizer
 from gptddp.data.tokenizer_json import BOS
 from gptddp.errors import DataError
-from gptddp.prepare import listing
+from gptddp.prepare.listing import PathLike, SourceFile
 from gptddp.prepare.walk import show
 
 
@@ -26,9 +27,7 @@ class Settings:
     seed: int = 1337
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    keep_copies: bool = False
-    on_bad: str = "fail"  # or "skip": bad records are listed and left out
-    max_bad: int | None = None  # of those; None: bad_records.MAX_BAD
+    max_bad: int = 0  # so many bad records are listed and left out
 
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction <= 0.5:
@@ -36,12 +35,8 @@ class Settings:
                 f"--val-fraction is {self.val_fraction}: use a value between 0 and 1, 0.5 at most, "
                 "so that most of the text is trained on; an own source is given with --val"
             )
-        if self.on_bad not in ("fail", "skip"):
-            raise DataError(f"--on-bad is {self.on_bad}: use fail or skip")
-        if self.max_bad is not None and (self.on_bad != "skip" or self.max_bad < 0):
-            raise DataError(
-                f"--max-bad is {self.max_bad}: use a number from 0, and --on-bad skip with it"
-            )
+        if self.max_bad < 0:
+            raise DataError(f"--max-bad is {self.max_bad}: use a number from 0")
         if not 0 <= self.seed < 2**64:
             raise DataError(f"--seed is {self.seed}: use a value from 0 to 2**64 - 1")
         if self.tokens_field is not None and self.tokenizer == "bpe":
@@ -87,8 +82,8 @@ def given_tokenizer(tokenizer: str) -> bytes | None:
 
 
 def made_from(
-    given: Sequence[str | os.PathLike[str]],
-    files: Sequence[listing.SourceFile],
+    given: Sequence[PathLike],
+    files: Sequence[SourceFile],
     settings: Settings,
     definition: bytes | None,
 ) -> dict[str, Any]:
@@ -96,12 +91,13 @@ def made_from(
     said = asdict(settings)
     if definition is not None:
         said["tokenizer"] = "sha256:" + hashlib.sha256(definition).hexdigest()
+    identities = "\n".join(sorted(file.identity for file in files))
     sources = {
         "given": [show(os.fspath(source)) for source in given],
         "files": len(files),
         "val_files": sum(file.val for file in files),
         "bytes": sum(file.bytes for file in files),
-        "listing_sha256": listing.sha256(files),
+        "listing_sha256": hashlib.sha256(identities.encode()).hexdigest(),
     }
     return {"settings": said, "sources": sources}
 
@@ -109,25 +105,17 @@ def made_from(
 def differences(manifest: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What differs between the `origin` in a manifest and that of this call; [] if nothing.
 
-    How bad records are treated decides nothing where there were none; the limit never does.
+    The limit of bad records decides nothing, unless there were more.
     """
-    same = {"max_bad"} | ({"on_bad"} if not manifest.get("bad_records") else set())
-    old = {**asdict(DEFAULTS), **manifest.get("settings", {})}
+    same = {"max_bad"} if manifest["bad_records"] <= now["settings"]["max_bad"] else set()
+    old = manifest["settings"]
     words = [
-        f"--{name.replace('_', '-')} {old[name]} -> {value}"
-        for name, value in now["settings"].items()
-        if _plain(old[name]) != _plain(value) and name not in same
+        f"--{name.replace('_', '-')} {old.get(name)} -> {value}"
+        for name, value in json.loads(json.dumps(now["settings"])).items()
+        if old.get(name) != value and name not in same
     ]
-    old, new = (made.get("sources", {}) for made in (manifest, now))
-    if old.get("listing_sha256") != new["listing_sha256"]:
-        words.append(
-            f"the source files ({old.get('files')} -> {new['files']} files, "
-            f"{old.get('val_files', 0)} -> {new['val_files']} of them for validation, "
-            f"{old.get('bytes')} -> {new['bytes']} bytes; names, sizes and times are compared)"
-        )
+    old, new = manifest["sources"], now["sources"]
+    if old["listing_sha256"] != new["listing_sha256"]:
+        counts = (f"{name} {old[name]} -> {new[name]}" for name in ("files", "val_files", "bytes"))
+        words.append(f"the source files ({', '.join(counts)}; names, sizes, times are compared)")
     return words
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
-    return list(value) if isinstance(value, tuple) else value

@@ -1,6 +1,7 @@
 """Documents to the parquet shards of a dataset."""
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ _SHARD_BYTES = 256 << 20  # of text
 _ROW_GROUPS = 4 * 48
 _ROW_GROUP_ROWS = 1024  # at most: a restart tokenises a row group a lane again
 _ROW_GROUP_BYTES = 4 << 20  # of text, about 1 M tokens: for the same reason
+# A row group's tokens are counted in so many pieces of so many bytes, evenly spread: all of it
+# where it is small, 3 % of 4 MiB. That finds its tokens to about 1 %; its bytes alone to about 4 %.
+_PIECES, _PIECE_BYTES = 256, 512
 
 
 def rows_per_group(rows: int) -> int:
@@ -38,15 +42,17 @@ class ShardWriter:
         dir: Path,
         split: Split,
         rows_per_group: int,
-        made_by: Tokenizer | None = None,
+        tokenizer: Tokenizer,
+        are_ids: bool = False,
         marks: bool = False,
     ) -> None:
-        """`made_by`: documents are token ids, not text, of this tokenizer (data/pretokenized.py).
+        """`are_ids`: documents are token ids, not text, of the tokenizer (data/pretokenized.py).
 
         `marks`: there is a column that says which of them go on in another row. Raises OSError, as
         all methods do.
         """
-        self._made_by, self._marks = made_by, marks
+        self._made_by = tokenizer if are_ids else None
+        self._encode, self._marks = tokenizer.encoder(), marks
         self._dir, self._split, self._rows_per_group = dir, split, rows_per_group
         self._files: list[dict[str, Any]] = []
         self._writer: pq.ParquetWriter | None = None
@@ -84,7 +90,7 @@ class ShardWriter:
         self._write_group()
         self._close_file()
         fsync(self._dir / self._split)
-        text_bytes = sum(b for file in self._files for _, b in file["row_groups"])
+        text_bytes = sum(b for file in self._files for _, b, _ in file["row_groups"])
         return {"documents": self._documents, "text_bytes": text_bytes, "files": self._files}
 
     def _write_group(self) -> None:
@@ -103,10 +109,20 @@ class ShardWriter:
         self._writer.write_table(table, row_group_size=len(self._group))
         file = self._files[-1]
         file["rows"] += len(self._group)
-        file["row_groups"].append([len(self._group), self._group_bytes])
+        file["row_groups"].append([len(self._group), self._group_bytes, self._tokens()])
         self._group, self._goes_on, self._group_bytes = [], [], 0
-        if sum(text_bytes for _, text_bytes in file["row_groups"]) >= _SHARD_BYTES:
+        if sum(text_bytes for _, text_bytes, _ in file["row_groups"]) >= _SHARD_BYTES:
             self._close_file()
+
+    def _tokens(self) -> int:
+        """About how many tokens the group gives, with one for the end of each row."""
+        whole = b"".join(self._group)
+        if self._made_by is not None:
+            return len(pretokenized.ids_of(whole, self._made_by)) + len(self._group)
+        step = max(_PIECE_BYTES, len(whole) // _PIECES)
+        pieces = [whole[at : at + _PIECE_BYTES] for at in range(0, len(whole), step)]
+        found = sum(len(self._encode(piece.decode("utf-8", "ignore"))) for piece in pieces)
+        return found * len(whole) // sum(map(len, pieces)) + len(self._group)
 
     def _open_file(self, schema: pa.Schema) -> pq.ParquetWriter:
         path = f"{self._split}/{len(self._files):05}.parquet"
@@ -130,13 +146,6 @@ class ShardWriter:
         self._writer = None
         path = self._dir / self._files[-1]["path"]
         fsync(path)
-        self._files[-1] |= {"bytes": path.stat().st_size, "xxh3_64": xxh3_64(path)}
-
-
-def xxh3_64(path: Path) -> str:
-    """Hash of a file's content, 16 hex digits."""
-    hash = xxhash.xxh3_64()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            hash.update(chunk)
-    return hash.hexdigest()
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, xxhash.xxh3_64)
+        self._files[-1] |= {"bytes": path.stat().st_size, "xxh3_64": content.hexdigest()}

@@ -2,33 +2,30 @@
 
 The order is a pure function of the seed and the set of documents: neither the order in which they
 were found nor the machine matters. Copies have the same key, so they come side by side. A document
-that is cut (parts.py) is as many entries as it has parts: the key of the first is that of the whole
-document, and the keys of the others come from it. Memory: one bucket, which is 1/128 of the text,
+that is cut is as many entries as it has parts: the key of the first is that of the whole document,
+and the keys of the others come from it. Memory: one bucket, which is 1/128 of the text,
 and 17 bytes an entry.
 """
 
 import mmap
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
-from typing import IO
 
 import numpy as np
 import xxhash
 
-from gptddp.files import fsync
+from gptddp.prepare.scratch import Scratch
 
-_BUCKETS = 128  # by the key's first bits, so that the order does not depend on their number
+# Files of the scratch folder, by the key's first bits: the order does not depend on their number.
+_BUCKETS = [f"{number:03}" for number in range(128)]
+# And pairs of keys: of the first piece of a file, or part of a document, and of another one of it.
+_PIECES = "pieces"
 _KEY_BYTES, _LENGTH_BYTES = 16, 7  # and a byte of flags
 _HEAD_BYTES = _KEY_BYTES + _LENGTH_BYTES + 1
 # Flags: a source gives it for validation; a part that goes on in another; not a document's first.
 _VAL, _GOES_ON, _LATER = 1, 2, 4
-# Pairs of keys: of the first piece of a file, or part of a document, and of another one of it.
-_PIECES = "pieces"
 _ENTRY = np.dtype([("key", f"S{_KEY_BYTES}"), ("flags", "u1")])  # in memory, of each entry
 
 
@@ -40,7 +37,6 @@ class Totals:
     """
 
     documents: int
-    different: int
     val: int
     dropped: int
     cut: int
@@ -53,49 +49,36 @@ class Totals:
 
 
 class Shuffle:
-    """Takes documents with `add`; after `finish`, iterate over it, any number of times.
+    """Takes documents with `add`; then iterate over it, any number of times.
 
-    Of copies one is kept, or all with `keep_copies`. What is given for validation is never in
-    training as well: its copies there are dropped.
+    Of copies one is kept: one that is given for validation, where there is any.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        seed: int,
-        keep_copies: bool = False,
-        lengths: Mapping[str, int] | None = None,
-    ) -> None:
-        """`folder`: for the documents, made if need be; `lengths`: of the files in it that an
-        earlier process left, to go on from; what is beyond them is removed.
-
-        Raises OSError, as all methods do; ValueError where a file is shorter than that.
-        """
-        self._folder, self._seed, self.keep_copies = folder, seed, keep_copies
-        self._files: dict[str, IO[bytes]] = {}
-        self._unsaved: set[str] = set()
-        self._open = ExitStack()
-        self._keys = [bytearray() for _ in range(_BUCKETS)]
-        self._lengths = dict(lengths or {})
+    def __init__(self, scratch: Scratch, seed: int) -> None:
+        """`scratch` may hold what another process has added. All methods raise OSError."""
+        self._scratch, self._seed = scratch, seed
+        self._keys = [bytearray() for _ in _BUCKETS]
         self.bytes = 0  # of all documents that were added
-        folder.mkdir(exist_ok=True)
-        self._restore()
+        for bucket, name in enumerate(_BUCKETS):
+            if not scratch.lengths.get(name):
+                continue
+            with (
+                open(scratch.folder / name, "rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            ):
+                for key, start, end, flags in _records(data):
+                    self._keys[bucket] += key + bytes([flags])
+                    self.bytes += end - start
 
-    def add(
-        self,
-        text: bytes,
-        val: bool = False,
-        first: bytes | None = None,
-        parts: Sequence[bytes] = (),
-    ) -> bytes:
-        """Add a document; returns its key. `first`: the key of the first piece of its file.
+    def add(self, parts: Sequence[bytes], val: bool = False, first: bytes | None = None) -> bytes:
+        """Add a document in its parts, mostly one; returns its key.
 
-        `parts`: all of the document, where it is cut into several.
+        `first`: the key of the first piece of its file.
         """
-        key = xxhash.xxh3_128_digest(text, seed=self._seed)
-        if len(parts) < 2:
-            self._add(key, text, val * _VAL, first)
-            return key
+        whole = xxhash.xxh3_128(parts[0], seed=self._seed)
+        for part in parts[1:]:
+            whole.update(part)
+        key = whole.digest()
         for n, part in enumerate(parts):
             flags = val * _VAL | (n + 1 < len(parts)) * _GOES_ON | (n > 0) * _LATER
             if n == 0:
@@ -106,57 +89,43 @@ class Shuffle:
         return key
 
     def _add(self, key: bytes, text: bytes, flags: int, first: bytes | None) -> None:
-        bucket = key[0] * _BUCKETS // 256
+        bucket = key[0] * len(_BUCKETS) // 256
         head = key + len(text).to_bytes(_LENGTH_BYTES, "little") + bytes([flags])
-        self._write(f"{bucket:03}", head + text)
+        self._scratch.append(_BUCKETS[bucket], head + text)
         if first is not None:
-            self._write(_PIECES, first + key)
+            self._scratch.append(_PIECES, first + key)
         self._keys[bucket] += key + bytes([flags])
         self.bytes += len(text)
 
-    def lengths(self) -> dict[str, int]:
-        """The lengths of all files after what has been added so far."""
-        return dict(self._lengths)
-
-    def save(self) -> None:
-        """Make all that was added durable."""
-        for name in sorted(self._unsaved):
-            self._files[name].flush()
-            os.fsync(self._files[name].fileno())
-        self._unsaved.clear()
-        fsync(self._folder)
-
-    def finish(self) -> Totals:
-        """End the input; returns what there is."""
-        self.close()
-        documents = different = val = cut = parts = added = 0
-        for bucket in range(_BUCKETS):
-            _, kept, flags = self._counted(bucket)
+    def totals(self) -> Totals:
+        """What there is."""
+        documents = val = cut = parts = added = 0
+        for bucket in range(len(_BUCKETS)):
+            _, flags = self._different(bucket)
             ends = flags & _GOES_ON == 0  # a document is counted where it ends
-            different += int(np.count_nonzero(ends))
-            documents += int(kept[ends].sum())
-            val += int(kept[ends & (flags & _VAL > 0)].sum())
-            cut += int(kept[ends & (flags & _LATER > 0)].sum())
-            parts += int(kept[flags & (_GOES_ON | _LATER) > 0].sum())
+            documents += int(np.count_nonzero(ends))
+            val += int(np.count_nonzero(ends & (flags & _VAL > 0)))
+            cut += int(np.count_nonzero(ends & (flags & _LATER > 0)))
+            parts += int(np.count_nonzero(flags & (_GOES_ON | _LATER)))
             entries = np.frombuffer(self._keys[bucket], _ENTRY)
             added += int(np.count_nonzero(entries["flags"] & _GOES_ON == 0))
-        return Totals(documents, different, val, added - documents, cut, parts)
+        return Totals(documents, val, added - documents, cut, parts)
 
     def counts(self) -> Iterator[tuple[bytes, int]]:
-        """(key, documents) of each different entry, in order; not after `forget_keys`.
+        """(key, documents) of each entry, in order; not after `forget_keys`.
 
         A document that is cut is counted at its last part.
         """
-        for bucket in range(_BUCKETS):
-            keys, kept, flags = self._counted(bucket)
-            kept[flags & _GOES_ON > 0] = 0
-            for key, number in zip(keys.tolist(), kept.tolist(), strict=True):
-                yield key.ljust(_KEY_BYTES, b"\0"), number  # numpy takes zeros off the end
+        for bucket in range(len(_BUCKETS)):
+            keys, flags = self._different(bucket)
+            ends = (flags & _GOES_ON == 0).tolist()
+            for key, end in zip(keys.tolist(), ends, strict=True):
+                yield key.ljust(_KEY_BYTES, b"\0"), int(end)  # numpy takes zeros off the end
 
     def pieces(self) -> Iterator[tuple[bytes, bytes]]:
         """(key of a first piece or part, key of another of it), in the order of reading."""
-        if _PIECES in self._lengths:
-            data = self._path(_PIECES).read_bytes()
+        if _PIECES in self._scratch.lengths:
+            data = (self._scratch.folder / _PIECES).read_bytes()
             for at in range(0, len(data), 2 * _KEY_BYTES):
                 yield data[at : at + _KEY_BYTES], data[at + _KEY_BYTES : at + 2 * _KEY_BYTES]
 
@@ -164,63 +133,27 @@ class Shuffle:
         """Free their memory."""
         self._keys.clear()
 
-    def close(self) -> None:
-        """Close the files; the folder is left to the caller."""
-        self._open.close()
-
     def __iter__(self) -> Iterator[tuple[bytes, bytes, bool, bool]]:
-        """(key, text, is it given for validation?, does it go on?) in the order of the keys."""
-        for bucket in range(_BUCKETS):
-            name = f"{bucket:03}"
-            if name not in self._lengths:
+        """(key, text, is it given for validation?, does it go on?) in the order of the keys.
+
+        The scratch folder's files must have been closed.
+        """
+        for name in _BUCKETS:
+            if name not in self._scratch.lengths:
                 continue
-            data = self._path(name).read_bytes()
+            data = (self._scratch.folder / name).read_bytes()
             for key, group in groupby(sorted(_records(data)), key=itemgetter(0)):
-                copies = list(group)
-                kept = [copy for copy in copies if copy[3] & _VAL] or copies
-                for _, start, end, flags in kept if self.keep_copies else kept[:1]:
-                    yield key, data[start:end], flags & _VAL > 0, flags & _GOES_ON > 0
+                # all copies have the same text and flags, but for _VAL
+                _, start, end, flags = max(group, key=lambda copy: copy[3])
+                yield key, data[start:end], flags & _VAL > 0, flags & _GOES_ON > 0
 
-    def _counted(self, bucket: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of a bucket: the different keys, sorted; how many of each are kept; their flags."""
+    def _different(self, bucket: int) -> tuple[np.ndarray, np.ndarray]:
+        """The different keys of a bucket, sorted, and the flags of all copies of each."""
         entries = np.frombuffer(self._keys[bucket], _ENTRY)
-        keys, which, copies = np.unique(entries["key"], return_inverse=True, return_counts=True)
-        given = np.bincount(which, weights=entries["flags"] & _VAL, minlength=len(keys))
-        given = given.astype(np.int64)
-        kept = np.where(given, given, copies) if self.keep_copies else np.ones_like(copies)
+        keys, which = np.unique(entries["key"], return_inverse=True)
         flags = np.zeros(len(keys), np.uint8)
-        flags[which] = entries["flags"] & ~np.uint8(_VAL)  # the same for all copies
-        return keys, kept, flags | (given > 0) * np.uint8(_VAL)
-
-    def _write(self, name: str, data: bytes) -> None:
-        if name not in self._files:
-            file = open(self._path(name), "ab", buffering=1 << 16)  # noqa: SIM115, see close
-            self._files[name] = self._open.enter_context(file)
-        self._files[name].write(data)
-        self._lengths[name] = self._lengths.get(name, 0) + len(data)
-        self._unsaved.add(name)
-
-    def _restore(self) -> None:
-        """Cut the files to their lengths, and take the keys from them."""
-        for path in self._folder.iterdir():
-            length = self._lengths.get(path.name, 0)
-            if path.stat().st_size > length:
-                os.truncate(path, length)
-        for name, length in self._lengths.items():
-            if self._path(name).stat().st_size < length:
-                raise ValueError(f"{self._path(name)} is shorter than {length} bytes")
-            if name == _PIECES or not length:
-                continue
-            with (
-                open(self._path(name), "rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-            ):
-                for key, start, end, flags in _records(data):
-                    self._keys[int(name)] += key + bytes([flags])
-                    self.bytes += end - start
-
-    def _path(self, name: str) -> Path:
-        return self._folder / name
+        np.bitwise_or.at(flags, which, entries["flags"])
+        return keys, flags
 
 
 def _records(data: bytes | mmap.mmap) -> Iterator[tuple[bytes, int, int, int]]:

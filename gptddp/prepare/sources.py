@@ -7,125 +7,73 @@ shuffle.py.
 
 import codecs
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import IO
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from gptddp.data.parquet import open_parquet
+from gptddp.data.dataset import open_parquet
+from gptddp.data.tokenizer import Tokenizer
 from gptddp.errors import DataError
 from gptddp.files import parse_json
-from gptddp.prepare.bad_records import BadRecords
-from gptddp.prepare.json_files import any_json, lines
-from gptddp.prepare.kinds import is_plain_text
+from gptddp.prepare.json_files import Problem, any_json, at, lines, text_of
 from gptddp.prepare.listing import SourceFile
+from gptddp.prepare.recipe import Settings
 from gptddp.prepare.walk import show, unreadable
 
 # Longer text files are cut at line ends, so that even one book gives a validation split, and row
 # groups have about the same size. A training row is a few KB: the model loses no context by that.
 DOCUMENT_BYTES = 64 << 10
-_MAX_DOCUMENT_BYTES = 1 << 30  # of a line or a parquet row; Arrow's strings end at 2 GiB a column
 _CHUNK_BYTES = 1 << 20  # read at once
-_POINTER_BYTES = 1024  # a smaller file that begins so is a pointer: of what, and what gets the file
-_POINTERS = {
-    b"version https://git-lfs.github.com/spec/": ("Git LFS", "git lfs pull"),
-    b"/annex/objects/": ("git-annex", "git annex get"),
-}
+# A smaller file that begins so is a pointer of Git LFS.
+_POINTER_BYTES, _POINTER = 1024, b"version https://git-lfs.github.com/spec/"
+_FIX_JSON = "leave the file out with --exclude, or make it a .txt file to read it as plain text"
+_FIX_FILE = "mend it, or leave it out with --exclude"
+
+Found = tuple[str, int, bytes | Problem]  # "line", "row" or "record", its number, the document
 
 
-def documents(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[bytes] | None:
-    """The documents of a file as UTF-8, empty ones included; None for a file that is not text.
+class NotText(ValueError):
+    """Why a file is not text."""
 
-    Raises DataError, naming file and line, for what cannot be read and may not be skipped, and for
-    a file without text that was given by name.
+
+def documents(file: SourceFile, settings: Settings, made_by: Tokenizer | None) -> Iterator[Found]:
+    """The documents of a file, empty ones included: UTF-8, or the bytes of the ids of `made_by`.
+
+    Raises DataError, naming the file, for what cannot be read and is no bad record; NotText, before
+    the first document.
     """
-    if file.kind == "text":
-        return _text(file, text_field, bad)
-    refuse_pointer(file)
-    if file.kind == "parquet":
-        return _parquet(file, text_field, bad)
-    return _json(file, text_field, bad)
-
-
-def _text(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[bytes] | None:
-    """The documents of a text file; None for one of a folder that is not text.
-
-    A file is read to its end before any part of it is used: a small one once, a large one twice.
-    """
-    if file.compression is not None:
-        refuse_pointer(file)
+    place, number = {"jsonl": "line", "parquet": "row"}.get(file.kind, "record"), 0
+    if made_by is not None:
+        records = _token_lists(file, str(settings.tokens_field), made_by)
+    else:
+        read = {"parquet": _texts, "text": _text}.get(file.kind, _json)
+        records = read(file, settings.text_field)
     try:
-        with _open(file) as stream:
-            # no more than it has: memory for a chunk costs more than reading a small file
-            size = _CHUNK_BYTES if file.compression else min(_CHUNK_BYTES, file.bytes + 1)
-            head = stream.read(size)
-            if file.compression is None:
-                _refuse_pointer(file, head)
-            whole = len(head) < size
-            reason = _why_not_text(head, stream)
-    except OSError as error:
-        if error.errno is not None:
+        for found in records:
+            place, number, _ = found
+            yield found
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the volume: it may pass
             raise DataError(unreadable(file.path, error)) from error
-        fix = "mend it, or leave it out with --exclude"
-        bad.add(file.path, "record", 1, f"damaged, cannot read the file ({error})", fix)
-        return iter(())
-    if reason is None and _is_record(file, head, text_field):
-        problem = (
-            f"a JSON record with the field {text_field!r} in a file that is read as plain text"
-        )
-        fix = "let the file's name end in .jsonl, or in .txt if its text is meant to be JSON"
-        bad.add(file.path, "line", 1, problem, fix)
-        return iter(())
-    if reason is None:
-        if whole:
-            return _cut(io.BytesIO(head))
-        return _read_again(file)
-    if not file.given:
-        return None
-    raise DataError(
-        f"{show(file.path)} {reason}: only UTF-8 text can be read; convert it, as with "
-        "`iconv -t utf-8`, or leave it out"
-    )
-
-
-def _is_record(file: SourceFile, head: bytes, text_field: str) -> bool:
-    """Does a text file begin like JSON lines, under a name such as part-00000 or x.jsonlines?"""
-    line = head.removeprefix(codecs.BOM_UTF8).lstrip().partition(b"\n")[0]
-    if not line.startswith(b"{") or is_plain_text(file.path):
-        return False
-    try:
-        record = parse_json(line)
-    except ValueError:
-        return False
-    return isinstance(record, dict) and isinstance(record.get(text_field), str)
-
-
-def refuse_pointer(file: SourceFile) -> None:
-    """Raise DataError for a pointer of Git LFS, whatever its name: it is no bad record either."""
-    if file.bytes >= _POINTER_BYTES:
-        return
-    try:
-        with open(file.path, "rb") as raw:
-            head = raw.read(max(map(len, _POINTERS)))
-    except OSError as error:
-        raise DataError(unreadable(file.path, error)) from error
-    _refuse_pointer(file, head)
-
-
-def _refuse_pointer(file: SourceFile, head: bytes) -> None:
-    for begin, (of, get) in _POINTERS.items():
-        if file.bytes < _POINTER_BYTES and head.startswith(begin):
-            raise DataError(
-                f"{show(file.path)} is a {of} pointer in place of the file: get the file "
-                f"with `{get}`, or leave it out with --exclude"
-            )
+        what = "not a readable parquet file" if file.kind == "parquet" else "damaged"
+        problem = f"{what} ({error}), so that the rest of the file cannot be read"
+        yield place, number + 1, (problem, _FIX_FILE)
 
 
 @contextmanager
 def _open(file: SourceFile) -> Iterator[IO[bytes]]:
+    """Raises DataError for a pointer of Git LFS, whatever its name: it is no bad record either."""
     with open(file.path, "rb") as raw:
+        if file.bytes < _POINTER_BYTES and raw.peek().startswith(_POINTER):
+            raise DataError(
+                f"{show(file.path)} is a Git LFS pointer in place of the file: get the file with "
+                "`git lfs pull`, or leave it out with --exclude"
+            )
         if file.compression is None:
             yield raw
         else:
@@ -133,127 +81,175 @@ def _open(file: SourceFile) -> Iterator[IO[bytes]]:
                 yield io.BufferedReader(unpacked, _CHUNK_BYTES)
 
 
-def _why_not_text(head: bytes, stream: IO[bytes]) -> str | None:
-    """Why a file, of which the head has been read, is not text, or None."""
+# -- text files ----------------------------------------------------------------------------------
+
+
+def _text(file: SourceFile, text_field: str) -> Iterator[Found]:
+    """It is read to its end before any part of it is used: a small one once, a large one twice."""
+    with _open(file) as stream:
+        # no more than it has: memory for a chunk costs more than reading a small file
+        size = _CHUNK_BYTES if file.compression else min(_CHUNK_BYTES, file.bytes + 1)
+        head = stream.read(size)
+        _check_text(head, stream)
+    if _is_record(head, text_field) and ".txt" not in file.path.lower():
+        problem = f"a JSON record with the field {text_field!r} in a file that is read as text"
+        fix = "let the file's name end in .jsonl, or in .txt if its text is meant to be JSON"
+        yield "line", 1, (problem, fix)
+    elif len(head) < size:
+        yield from _cut(io.BytesIO(head))
+    else:
+        with _open(file) as stream:
+            yield from _cut(stream)
+
+
+def _is_record(head: bytes, text_field: str) -> bool:
+    """Does a text file begin like JSON lines, under a name such as part-00000 or x.jsonlines?"""
+    with suppress(ValueError, KeyError):
+        return isinstance(at(parse_json(head.partition(b"\n")[0]), text_field), str)
+    return False
+
+
+def _check_text(head: bytes, stream: IO[bytes]) -> None:
+    """Raise NotText unless all of a file, of which the head has been read, is text."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     chunk = head
     while True:
         if b"\0" in chunk:
-            return "has NUL bytes"
+            raise NotText("has NUL bytes")
         try:
             decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError:
-            return "is not UTF-8"
+            raise NotText("is not UTF-8") from None
         if not chunk:
-            return None
+            return
         chunk = stream.read(_CHUNK_BYTES)
 
 
-def _read_again(file: SourceFile) -> Iterator[bytes]:
-    try:
-        with _open(file) as stream:
-            yield from _cut(stream)
-    except OSError as error:
-        raise DataError(unreadable(file.path, error)) from error
-
-
-def _cut(stream: IO[bytes]) -> Iterator[bytes]:
-    """The text, cut after the last line end within each DOCUMENT_BYTES."""
+def _cut(stream: IO[bytes]) -> Iterator[Found]:
+    """The text, cut after the last line end within each DOCUMENT_BYTES, or within a longer line."""
     rest = stream.read(_CHUNK_BYTES).removeprefix(codecs.BOM_UTF8)
     while len(rest) > DOCUMENT_BYTES:
-        end = _end_of_document(rest)
-        yield rest[:end]
+        end = rest.rfind(b"\n", 0, DOCUMENT_BYTES) + 1 or DOCUMENT_BYTES
+        # In a long line, in front of a character: one has 4 bytes at most, unless the file has
+        # changed since the check.
+        while rest[end] & 0xC0 == 0x80 and end > DOCUMENT_BYTES - 4:
+            end -= 1
+        yield "record", 0, rest[:end]
         rest = rest[end:]
         if len(rest) <= DOCUMENT_BYTES:
             rest += stream.read(_CHUNK_BYTES)
-    yield rest
+    yield "record", 0, rest
 
 
-def _end_of_document(text: bytes) -> int:
-    """Where to cut: after a line end, or between two characters where one line is longer."""
-    end = text.rfind(b"\n", 0, DOCUMENT_BYTES) + 1
-    if not end:
-        end = DOCUMENT_BYTES
-        # within a character; one has 4 bytes at most, unless the file has changed since the check
-        while text[end] & 0xC0 == 0x80 and end > DOCUMENT_BYTES - 4:
-            end -= 1
-    return end
+# -- JSON and parquet ----------------------------------------------------------------------------
 
 
-def _json(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[bytes]:
-    read = any_json if file.kind == "json" else lines
-    place, number = "line", 0
-    try:
-        with _open(file) as stream:
-            for place, number, text in read(stream, text_field, partial(bad.add, file.path)):
-                if _is_bounded(text, file, place, number, bad):
-                    yield text
-    except OSError as error:
-        damaged(file, place, number + 1, error, bad)
+def _json(file: SourceFile, text_field: str) -> Iterator[Found]:
+    is_json = file.kind == "json"
+
+    with _open(file) as stream:
+        for place, number, value in any_json(stream) if is_json else lines(stream):
+            found = text_of(value, text_field)
+            if is_json and isinstance(found, tuple):
+                found = found[0], f"{found[1]}; {_FIX_JSON}"
+            yield place, number, found
 
 
-def _is_bounded(text: bytes, file: SourceFile, place: str, number: int, bad: BadRecords) -> bool:
-    if len(text) <= _MAX_DOCUMENT_BYTES:
-        return True
-    bad.add(file.path, place, number, f"a document of {len(text)} bytes", "split it below 1 GiB")
-    return False
+def _texts(file: SourceFile, text_field: str) -> Iterator[Found]:
+    holds = "the text with --text-field, as in text or doc.text"
+    columns = _column(file, text_field, _is_text, "a string", holds)
+    for number, text in enumerate(chain.from_iterable(map(_as_bytes, columns)), 1):
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:  # a column of type string may have other bytes
+            problem = f"column {text_field!r} is not UTF-8 ({error})"
+            yield "row", number, (problem, "convert or remove the row")
+        else:
+            yield "row", number, text
 
 
-def _parquet(file: SourceFile, text_field: str, bad: BadRecords) -> Iterator[bytes]:
-    row = 0
-    try:
-        with open_parquet(file.path) as reader:
-            _check_column(reader.schema_arrow, text_field, show(file.path))
-            for records in reader.iter_batches(1024, columns=[text_field], use_threads=False):
-                column = records.column(0).cast(pa.large_binary())
-                column.validate(full=True)
-                for text in column.to_pylist():
-                    row += 1
-                    text = text or b""
-                    if problem := _why_not_utf8(text):
-                        problem = f"column {text_field!r} {problem}"
-                        bad.add(file.path, "row", row, problem, "convert or remove the row")
-                    elif _is_bounded(text, file, "row", row, bad):
-                        yield text
-    except (OSError, pa.ArrowException) as error:
-        damaged(file, "row", row + 1, error, bad)
+def _as_bytes(column: pa.Array) -> Iterator[bytes]:
+    binary = column.cast(pa.large_binary())
+    binary.validate(full=True)
+    return (text or b"" for text in binary.to_pylist())
 
 
-def _why_not_utf8(text: bytes) -> str | None:
-    """A column of type string may have bytes that are not UTF-8."""
-    try:
-        text.decode()
-    except UnicodeDecodeError as error:
-        return f"is not UTF-8 ({error})"
-    return None
-
-
-def _check_column(schema: pa.Schema, text_field: str, where: str) -> None:
-    if text_field not in schema.names:
+def _token_lists(file: SourceFile, field: str, tokenizer: Tokenizer) -> Iterator[Found]:
+    """Nobody can tell which tokenizer has made the ids: only that all are in this vocabulary."""
+    if file.kind != "parquet":
         raise DataError(
-            f"{where}: no column {text_field!r}, but {', '.join(map(repr, schema.names))}; "
-            "name the column that holds the text with --text-field"
+            f"{show(file.path)} is not a parquet file: only those hold tokens; of a folder, take "
+            "them with --include '*.parquet'"
         )
-    check_unique(schema, text_field, where)
-    kind = schema.field(text_field).type
+    what, holds = "a list of whole numbers, as list<uint16>", "the token ids with --tokens-field"
+    columns = _column(file, field, _is_ids, what, holds)
+    for number, ids in enumerate(chain.from_iterable(columns), 1):
+        for found in _without_bos(ids.values, tokenizer):
+            yield "row", number, found
+
+
+def _without_bos(values: pa.Array | None, tokenizer: Tokenizer) -> list[bytes] | list[Problem]:
+    """The documents of a list of ids: it is cut in front of each BOS, which packing adds."""
+    if values is None:
+        return [b""]
+    if values.null_count:
+        return [(f"{values.null_count} of its ids are null", "mend or remove the row")]
+    ids = values.to_numpy(zero_copy_only=False)
+    outside = ids[(ids < 0) | (ids >= tokenizer.vocab_size)]
+    if len(outside):
+        last = tokenizer.vocab_size - 1
+        problem = f"id {outside[0]} is not in the vocabulary, which ends at {last}"
+        return [(problem, "give the tokenizer.json that made these tokens with --tokenizer")]
+    opens = np.flatnonzero(ids == tokenizer.bos)
+    starts, ends = [0, *(opens + 1).tolist()], [*opens.tolist(), len(ids)]
+    parts = [ids[i:j] for i, j in zip(starts, ends, strict=True) if i < j]
+    dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
+    return [part.astype(dtype).tobytes() for part in parts or [ids[:0]]]
+
+
+def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary"):
-        raise DataError(
-            f"{where}: column {text_field!r} is of type {kind}: it must be a string; "
-            "name the column that holds the text with --text-field"
-        )
+    return str(kind).removeprefix("large_").removesuffix("_view") in ("string", "binary")
 
 
-def check_unique(schema: pa.Schema, column: str, where: str) -> None:
-    """Raise DataError where several columns have this name."""
-    if (count := schema.names.count(column)) > 1:
-        raise DataError(f"{where}: {count} columns are called {column!r}: rename all but one")
+def _is_ids(kind: pa.DataType) -> bool:
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_list(kind) for is_list in lists) and pa.types.is_integer(kind.value_type)
 
 
-def damaged(file: SourceFile, place: str, number: int, error: Exception, bad: BadRecords) -> None:
-    """A file that cannot be read from a record on; an error of the volume may pass: no record."""
-    if isinstance(error, OSError) and error.errno is not None:
-        raise DataError(unreadable(file.path, error)) from error
-    what = "not a readable parquet file" if file.kind == "parquet" else "damaged"
-    problem = f"{what} ({error}), so that the rest of the file cannot be read"
-    bad.add(file.path, place, number, problem, "mend it, or leave it out with --exclude")
+def _column(
+    file: SourceFile, name: str, is_right: Callable[[pa.DataType], bool], what: str, holds: str
+) -> Iterator[pa.Array]:
+    """A column of a parquet file, some rows at a time; null where a struct around it is null.
+
+    Raises DataError where it is not there, or is not `what` it must be.
+    """
+    where, fix = show(file.path), f"name the column that holds {holds}"
+    with _open(file), open_parquet(file.path) as reader:
+        path, kind = _find_column(reader.schema_arrow, name, where, fix)
+        if not is_right(kind):
+            raise DataError(f"{where}: column {name!r} is of type {kind}: it must be {what}; {fix}")
+        for records in reader.iter_batches(1024, columns=[name], use_threads=False):
+            column = records.column(path[0])
+            yield pc.struct_field(column, path[1:]) if path[1:] else column
+
+
+def _find_column(
+    within: pa.Schema | pa.StructType, name: str, where: str, fix: str
+) -> tuple[list[str], pa.DataType]:
+    """The names that lead to a column, and its type: itself, or of `a.b` the field b of struct a.
+
+    A column whose own name has a dot goes first. Raises DataError where there is none, or several.
+    """
+    names = [field.name for field in within]
+    outer, dot, inner = name.partition(".")
+    own = name if name in names else outer
+    if (count := names.count(own)) > 1:
+        raise DataError(f"{where}: {count} columns are called {own!r}: rename all but one")
+    kind = within.field(own).type if count else None
+    if own == name and count:
+        return [own], kind
+    if dot and isinstance(kind, pa.StructType):
+        path, kind = _find_column(kind, inner, where, fix)
+        return [own, *path], kind
+    raise DataError(f"{where}: no column {name!r}, but {', '.join(map(repr, names))}; {fix}")

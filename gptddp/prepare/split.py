@@ -1,7 +1,7 @@
 """Which documents are for validation, where no source is given for it: a part of all."""
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gptddp.prepare.shuffle import Shuffle, Totals
@@ -9,28 +9,16 @@ from gptddp.prepare.shuffle import Shuffle, Totals
 
 @dataclass
 class Split:
-    """Tells of each document, by its key, whether it is for validation."""
+    """The keys of what is for validation, and of how many documents that is."""
 
-    documents: int = 0  # for validation
-    last: bytes = b""  # whole documents up to this key are, but for `skipped`
-    skipped: set[bytes] = field(default_factory=set)
-    val_pieces: set[bytes] = field(default_factory=set)
-    pieces: set[bytes] = field(default_factory=set)  # of files and documents that were cut, all
+    documents: int = 0
+    keys: set[bytes] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)  # for the user
 
-    def take(self, key: bytes, number: int, files: Mapping[bytes, list[bytes]]) -> None:
-        """Take a whole document, or the file of that first piece; of `number` documents."""
+    def take(self, keys: Sequence[bytes], number: int) -> None:
+        """Take a whole document or file, of `number` documents."""
         self.documents += number
-        if key in files:
-            self.val_pieces |= set(files[key])
-        else:
-            self.last = max(self.last, key)
-
-    def holds(self, key: bytes) -> bool:
-        """Is the document for validation?"""
-        if key in self.pieces:
-            return key in self.val_pieces
-        return key <= self.last and key not in self.skipped
+        self.keys.update(keys)
 
 
 def choose(shuffle: Shuffle, totals: Totals, fraction: float) -> Split:
@@ -41,26 +29,28 @@ def choose(shuffle: Shuffle, totals: Totals, fraction: float) -> Split:
     Where nothing is small enough the smallest file is taken, and of an only file its end.
     """
     wanted = min(totals.documents - 1, max(1, round(totals.documents * fraction)))
-    files = _cut_files(shuffle)
-    split = Split(pieces={key for keys in files.values() for key in keys})
-    numbers: dict[bytes, int] = {}  # documents of each piece: copies, and 0 of most parts
+    split = Split()
+    found: dict[bytes, dict[bytes, None]] = {}  # ordered sets
+    for first, key in shuffle.pieces():
+        found.setdefault(first, {first: None})[key] = None
+    files = {first: list(keys) for first, keys in found.items()}
+    pieces = {key for keys in files.values() for key in keys}
+    numbers: dict[bytes, int] = {}  # documents of each piece: 0 of most parts
     if files:
-        numbers = {key: number for key, number in shuffle.counts() if key in split.pieces}
+        numbers = {key: number for key, number in shuffle.counts() if key in pieces}
     sizes = {first: sum(numbers[key] for key in keys) for first, keys in files.items()}
-    whole = (unit for unit in shuffle.counts() if unit[0] not in split.pieces)
+    whole = (unit for unit in shuffle.counts() if unit[0] not in pieces)
     units, smallest = 0, (totals.documents + 1, b"")
     for key, number in heapq.merge(whole, sorted(sizes.items())):
         units += 1
         smallest = min(smallest, (number, key))
         if split.documents + number <= wanted:
-            split.take(key, number, files)
-        elif key not in files:
-            split.skipped.add(key)
+            split.take(files.get(key, [key]), number)
         if split.documents == wanted:
             break
     if not split.documents and units > 1:
-        split.take(smallest[1], smallest[0], files)
-        split.skipped -= {smallest[1]}
+        number, key = smallest
+        split.take(files.get(key, [key]), number)
     elif not split.documents:
         _take_the_end(split, files[smallest[1]], numbers, wanted)
     if not wanted / 2 <= split.documents <= 2 * wanted:
@@ -72,40 +62,13 @@ def choose(shuffle: Shuffle, totals: Totals, fraction: float) -> Split:
 
 
 def _take_the_end(
-    split: Split, keys: list[bytes], numbers: Mapping[bytes, int], wanted: int
+    split: Split, keys: Sequence[bytes], numbers: Mapping[bytes, int], wanted: int
 ) -> None:
-    """Of the only file."""
+    """Take the last pieces of the only file."""
     for key in reversed(keys[1:]):
         if split.documents < wanted:
-            split.val_pieces.add(key)
-            split.documents += numbers[key]
+            split.take([key], numbers[key])
     split.notes.append(
-        f"there is but one file: the last {len(split.val_pieces)} of its {len(keys)} pieces are "
-        "the validation split; to have it of another text, name that with --val"
+        f"there is but one file: the last {len(split.keys)} of its {len(keys)} pieces are the "
+        "validation split; to have it of another text, name that with --val"
     )
-
-
-def _cut_files(shuffle: Shuffle) -> dict[bytes, list[bytes]]:
-    """The different keys of all that is in several pieces, in their order, by that of the first.
-
-    Files that share a piece are as one: on two sides, it would be on both.
-    """
-    parent: dict[bytes, bytes] = {}
-
-    def root(key: bytes) -> bytes:
-        while (above := parent.setdefault(key, key)) != key:
-            parent[key] = key = parent[above]
-        return key
-
-    firsts: dict[bytes, None] = {}
-    for first, key in shuffle.pieces():
-        firsts[first] = None
-        a, b = root(first), root(key)
-        parent[a] = b
-    of_root: dict[bytes, list[bytes]] = {}
-    for key in parent:
-        of_root.setdefault(root(key), []).append(key)
-    lead: dict[bytes, bytes] = {}
-    for first in firsts:
-        lead[root(first)] = min(first, lead.get(root(first), first))
-    return {lead[at]: keys for at, keys in of_root.items()}

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from gptddp.data.dataset import is_dataset
 from gptddp.errors import DataError, visible
-from gptddp.files import names_in
-from gptddp.prepare.kinds import is_about
+from gptddp.prepare.file_names import is_about
 
 LeaveOut = Callable[[str, str], None]  # (the reason in words, the path)
 
@@ -35,7 +34,7 @@ def walk(
     root: str,
     include: Sequence[str],
     exclude: Sequence[str],
-    skip: str | None,
+    skip: str,
     leave_out: LeaveOut,
 ) -> Iterator[tuple[str, str, os.stat_result]]:
     """(name below root, real path, status) of each file to read; `skip` is the real path of a
@@ -99,28 +98,11 @@ def _entries(path: str, leave_out: LeaveOut) -> list[os.DirEntry[str]]:
         if entry.name.startswith("."):
             leave_out("hidden", entry.path)
     entries = [entry for entry in entries if not entry.name.startswith(".")]
-    if {"blobs", "snapshots"} <= {entry.name for entry in entries}:
-        # a cache of downloads: links to nameless files
-        _check_one_snapshot(os.path.join(path, "snapshots"))
-        entries = [entry for entry in entries if entry.name not in ("blobs", "refs")]
+    if {"blobs", "snapshots"} <= {entry.name for entry in entries}:  # links to nameless files
+        raise DataError(f"{show(path)} is a cache of downloads: give a folder of its snapshots/")
     return entries
 
 
-def _check_one_snapshot(path: str) -> None:
-    try:
-        names = sorted(names_in(path))
-    except OSError as error:
-        raise DataError(unreadable(path, error)) from None
-    names = [name for name in names if not name.startswith(".")]
-    if len(names) > 1:
-        raise DataError(
-            f"{show(path)} holds {len(names)} snapshots of one dataset: give one of them, as in "
-            f"{show(os.path.join(path, names[0]))}"
-        )
-
-
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    if not patterns:
-        return False
     base = os.path.basename(name)
     return any(fnmatchcase(name if "/" in pattern else base, pattern) for pattern in patterns)

@@ -5,21 +5,31 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
-from gptddp.config import Config
+from gptddp.config import Config, shown
 from gptddp.data.tokenizer import Tokenizer, load_tokenizer, same_ids
 from gptddp.errors import ConfigError, DataError
 from gptddp.files import exists, is_inside, may_pass, names_in, read_json
 from gptddp.pretrained.kind import Kind, rows
-from gptddp.pretrained.kinds import kind_of
-from gptddp.pretrained.safetensors_file import Stored, read_tensor, tensors_in
+from gptddp.pretrained.kinds import kind_of, other_parts
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLE = "pytorch_model.bin"
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_CHUNK = 64 << 20  # bytes read at once
+
+
+class _Stored(NamedTuple):
+    """A tensor as its file has it, on the CPU."""
+
+    path: Path
+    tensor: Tensor
 
 
 @dataclass(frozen=True)
@@ -64,15 +74,12 @@ def open_folder(path: Path) -> Folder:
             f"--init-from: {file} {what}: name a folder as transformers' save_pretrained writes "
             "it, with config.json and model.safetensors"
         )
-    if isinstance(about.get("config"), dict):
-        raise ConfigError(
-            f"--init-from: {path} is a run: name the folder that `gptddp checkpoints {path} "
-            "--export FOLDER` writes"
-        )
     try:
         kind = kind_of(about)
         fields = kind.fields(about)
-        Config(**fields)  # as numbers of a model
+        if other := other_parts(Config(**fields), kind):
+            name = next(iter(other))
+            raise ConfigError(f"{name} is {shown(fields[name])}: a {kind.model_type} has none such")
         return Folder(path, kind, fields)
     except ConfigError as error:
         raise ConfigError(f"--init-from: {file}: {error}") from None
@@ -98,13 +105,13 @@ def read_weights(
     """All weights of the folder, for a model whose parameters have these shapes, by name of ours.
 
     Of embeddings the rows of positions and tokens that the model does not have are left out.
-    `tell` is told which is being read. Raises ConfigError for a tensor that is missing, unknown,
-    damaged, not finite or of another shape, and for another tokenizer than that of the `dataset`;
-    OSError that may pass.
+    `tell` is told which file is being read. Raises ConfigError for a tensor that is missing,
+    unknown, damaged, not finite or of another shape, and for another tokenizer than that of the
+    `dataset`; OSError that may pass.
     """
     try:
         known = _check_tokenizer(folder.path, tokenizer, dataset)
-        stored = _stored(folder)
+        stored = _stored(folder, tell)
         names = {ours: folder.kind.names(ours) for ours in shapes}
         ones = folder.kind.ones(Config(**folder.fields))
         _check_names(folder, stored, {it for theirs in names.values() for it in theirs} | {*ones})
@@ -114,31 +121,22 @@ def read_weights(
                 there = there[::-1] if folder.kind.transposed(ours) else there
                 _check_shape(ours, part, stored[part], there, tokenizer, known)
         _check_ones(stored, ones)
-        return _read(folder.kind, stored, shapes, names, tell)
+        return _read(folder.kind, stored, shapes, names)
     except OSError as error:
         raise _unreadable(folder.path, error) from error
 
 
 def _read(
     kind: Kind,
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, _Stored],
     shapes: Mapping[str, tuple[int, ...]],
     names: Mapping[str, tuple[str, ...]],
-    tell: Callable[[str], None],
 ) -> Weights:
     digest, found = hashlib.sha256(), {}
     for name in sorted(it for theirs in names.values() for it in theirs):
-        tell(f"reading {stored[name].path}: {name}")
-        tensor = found[name] = read_tensor(name, stored[name]).contiguous()
+        tensor = found[name] = _in_fp32(name, stored[name]).contiguous()
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.numpy().data)
-    embedding = names["wte.weight"][0]
-    twice = kind.head in stored and kind.head not in found
-    if twice and not found[embedding].equal(read_tensor(kind.head, stored[kind.head])):
-        raise ConfigError(
-            f"{stored[kind.head].path}: {kind.head} is not {embedding}, and our model has one "
-            "matrix for both: use a folder of a model with tied embeddings"
-        )
     tensors = {}
     for ours, theirs in names.items():
         parts = [found.pop(name) for name in theirs]
@@ -169,24 +167,31 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, dataset: Path) -> bool:
     return True
 
 
-def _stored(folder: Folder) -> dict[str, Stored]:
+def _stored(folder: Folder, tell: Callable[[str], None]) -> dict[str, _Stored]:
     """The tensors of all files by name, without the prefix and without what is no weight."""
-    found: dict[str, Stored] = {}
-    for name, stored in _in_files(folder.path).items():
-        name = name.removeprefix(folder.kind.prefix)
-        if name in found:
+    found: dict[str, _Stored] = {}
+    for file in _files(folder.path):
+        if not exists(folder.path / file):
             raise ConfigError(
-                f"--init-from: {stored.path} has {name} twice, with and without "
-                f"{folder.kind.prefix!r}: use a folder that has each tensor once"
+                f"--init-from: {folder.path / file} is not there, and {INDEX} names it: copy it too"
             )
-        if not folder.kind.ignored.fullmatch(name):
-            found[name] = stored
+        for name, stored in _tensors_in(folder.path / file, tell).items():
+            name = name.removeprefix(folder.kind.prefix)
+            if name in found:
+                raise ConfigError(
+                    f"--init-from: {name} is there twice, in {found[name].path} and {stored.path} "
+                    f"(with and without {folder.kind.prefix!r}, perhaps): use a folder that has "
+                    "each tensor once"
+                )
+            if not folder.kind.ignored.fullmatch(name):
+                found[name] = stored
     return found
 
 
-def _in_files(path: Path) -> dict[str, Stored]:
+def _files(path: Path) -> list[str]:
+    """The names of the files with weights."""
     if exists(path / WEIGHTS):
-        return tensors_in(path / WEIGHTS)
+        return [WEIGHTS]
     try:
         index = read_json(path / INDEX)
     except ValueError as error:
@@ -199,25 +204,7 @@ def _in_files(path: Path) -> dict[str, Stored]:
             f"--init-from: {path / INDEX} has no weight_map from tensors to files of the folder: "
             "copy it anew from where it came from"
         )
-    parts: dict[str, dict[str, Stored]] = {}
-    for file in sorted(set(files.values())):
-        if not exists(path / file):
-            raise ConfigError(
-                f"--init-from: {path / file} is not there, and {INDEX} names it: copy it as well"
-            )
-        parts[file] = tensors_in(path / file)
-    if lost := [name for name, file in files.items() if name not in parts[file]]:
-        raise ConfigError(
-            f"--init-from: {path / files[lost[0]]} has no tensor {lost[0]}, and {INDEX} says so: "
-            "copy both anew from where they came from"
-        )
-    for file, tensors in parts.items():
-        if more := [name for name in tensors if files.get(name) != file]:
-            raise ConfigError(
-                f"--init-from: {path / file} has the tensor {more[0]}, and {INDEX} does not say "
-                "so: copy both anew from where they came from"
-            )
-    return {name: parts[file][name] for name, file in files.items()}
+    return sorted(set(files.values()))
 
 
 def _pickled(path: Path) -> str:
@@ -230,7 +217,7 @@ def _pickled(path: Path) -> str:
     )
 
 
-def _check_names(folder: Folder, stored: Mapping[str, Stored], wanted: set[str]) -> None:
+def _check_names(folder: Folder, stored: Mapping[str, _Stored], wanted: set[str]) -> None:
     """Refuse a tensor that is missing, or that our model has no place for."""
     path = folder.path
     if missing := sorted(wanted - stored.keys()):
@@ -249,10 +236,10 @@ def _some(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
 
 
-def _check_ones(stored: Mapping[str, Stored], ones: Mapping[str, int]) -> None:
+def _check_ones(stored: Mapping[str, _Stored], ones: Mapping[str, int]) -> None:
     """Refuse norms with weights, which our model has not."""
     for name, size in ones.items():
-        tensor = read_tensor(name, stored[name])
+        tensor = _in_fp32(name, stored[name])
         if tensor.shape != (size,) or not bool((tensor == 1).all()):
             raise ConfigError(
                 f"--init-from: {stored[name].path}: {name} is not {size} times 1, and the norms of "
@@ -263,13 +250,13 @@ def _check_ones(stored: Mapping[str, Stored], ones: Mapping[str, int]) -> None:
 def _check_shape(
     ours: str,
     name: str,
-    stored: Stored,
+    stored: _Stored,
     wanted: tuple[int, ...],
     tokenizer: Tokenizer,
     known: bool,
 ) -> None:
     """Refuse another shape than config.json and the tokenizer have; `known`: it is the folder's."""
-    there = stored.shape
+    there = tuple(stored.tensor.shape)
     if there == wanted:
         return
     if ours in ("wte.weight", "head.weight") and there[1:] == wanted[1:]:
@@ -286,3 +273,41 @@ def _check_shape(
         f"--init-from: {stored.path}: {name} is of shape {list(there)}, and config.json makes it "
         f"{list(wanted)}: the two are of different models; copy both anew"
     )
+
+
+# -- a file of safetensors -------------------------------------------------------------------------
+
+
+def _tensors_in(path: Path, tell: Callable[[str], None] = lambda _: None) -> dict[str, _Stored]:
+    """The tensors of a file by name, by plain reads: a map of it would end the process by a signal
+    where the volume takes the file away. Raises ConfigError where it is torn or none, OSError."""
+    chunks = []
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            chunks.append(chunk)
+            tell(f"reading {path}: {len(chunks) * _CHUNK >> 20} MiB")
+    try:
+        found = load(b"".join(chunks))
+    except (SafetensorError, KeyError) as error:  # KeyError: of a dtype that torch has not
+        raise ConfigError(
+            f"{path} is torn, or no safetensors file ({error}): copy the file anew from where it "
+            "came from"
+        ) from None
+    return {name: _Stored(path, tensor) for name, tensor in found.items()}
+
+
+def _in_fp32(name: str, stored: _Stored) -> Tensor:
+    """Its values. Raises ConfigError where they cannot be used."""
+    path, tensor = stored
+    if tensor.dtype not in _FLOATS:
+        raise ConfigError(
+            f"{path}: {name} is of {tensor.dtype}: use float32, float16 or bfloat16; others, as of "
+            "quantized weights, have to be converted first"
+        )
+    tensor = tensor.float()
+    if not bool(torch.isfinite(tensor).all()):
+        raise ConfigError(
+            f"{path}: {name} has values that are not finite (NaN or infinite): a run that begins "
+            "with them has no finite step; use weights from before that"
+        )
+    return tensor

@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gptddp.config import Config
+from gptddp.config import Config, shown
+from gptddp.errors import ConfigError
 from gptddp.flags import GPT2 as PARTS
-from gptddp.pretrained.kind import Kind, only, whole
+from gptddp.pretrained.kind import Kind
 
-_HEADS = ("n_head", "num_attention_heads")
 # Names of ours -> GPT-2's. Its "Conv1D" multiplies from the other side: the matrix is transposed.
 _LINEAR = {
     "attn.qkv": "attn.c_attn",
@@ -32,29 +32,37 @@ def _transposed(ours: str) -> bool:
 
 
 def _fields(about: Mapping[str, Any]) -> dict[str, Any]:
-    # both names of each: transformers takes either
-    width, heads = whole(about, "n_embd", "hidden_size"), whole(about, *_HEADS)
-    places = {"n_positions": about.get("n_ctx")} | dict(about)  # as older versions have it
-    only(
-        about,
-        {
-            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-            "layer_norm_epsilon": (1e-5,),
-            "n_inner": (None, 4 * width),
-            "scale_attn_weights": (True,),
-            "scale_attn_by_inverse_layer_idx": (False,),
-            "add_cross_attention": (False,),
-            "tie_word_embeddings": (True,),
-        },
-    )
+    width, heads = _whole(about, "n_embd"), _whole(about, "n_head")
+    wanted: dict[str, tuple[Any, ...]] = {  # what is left out is the first of them
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "layer_norm_epsilon": (1e-5,),
+        "n_inner": (None, 4 * width),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    }
+    for name, values in wanted.items():
+        if (value := about.get(name, values[0])) not in values:
+            raise ConfigError(
+                f"{name} is {shown(value)}: our model has {shown(values[0])}, and would compute "
+                "something else from these weights; use a folder of another model"
+            )
     return {
-        "n_layer": whole(about, "n_layer", "num_hidden_layers"),
+        "n_layer": _whole(about, "n_layer"),
         "n_head": heads,
         "n_embd": width,
-        "seq_len": whole(places, "n_positions", "max_position_embeddings"),
+        "seq_len": _whole(about, "n_positions"),
         "kv_heads": heads,
         **PARTS,
     }
+
+
+def _whole(about: Mapping[str, Any], name: str) -> int:
+    value = about.get(name)
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{name} is {shown(value)}: it must be a whole number from 1 on")
+    return value
 
 
 def _config(c: Config) -> dict[str, Any]:

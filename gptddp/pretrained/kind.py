@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gptddp.config import Config, shown
-from gptddp.errors import ConfigError
+from gptddp.config import Config
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,6 @@ class Kind:
     ignored: re.Pattern[str] = re.compile("")
     head: str = "lm_head.weight"
 
-    def in_file(self, name: str) -> str:
-        """The name as transformers writes it."""
-        return name if name == self.head else self.prefix + name
-
 
 def rows(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
     """The rows of each of the matrices in one of ours: queries, keys and values, or equal parts."""
@@ -44,30 +39,3 @@ def rows(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
         keys = (shape[0] - shape[1]) // 2
         return shape[1], keys, keys
     return (shape[0] // count,) * count
-
-
-def whole(about: Mapping[str, Any], name: str, *others: str) -> int:
-    """A whole number from 1 on, by its name or another one that means the same."""
-    found = {it: about[it] for it in (name, *others) if it in about}
-    named, value = next(iter(found.items()), (name, None))
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{named} is {shown(value)}: it must be a whole number from 1 on")
-    if wrong := [it for it in found if found[it] != value]:
-        raise ConfigError(
-            f"{named} is {value} and {wrong[0]} {shown(found[wrong[0]])}, which are two names of "
-            "one number: remove the one that is not that of the weights"
-        )
-    return value
-
-
-def only(about: Mapping[str, Any], wanted: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise ConfigError for a setting of another function than our model has.
-
-    `wanted`: by name the values that will do; what is left out is the first of them.
-    """
-    for name, values in wanted.items():
-        if (value := about.get(name, values[0])) not in values:
-            raise ConfigError(
-                f"{name} is {shown(value)}: our model has {shown(values[0])}, and would compute "
-                "something else from these weights; use a folder of another model"
-            )

@@ -24,7 +24,7 @@ def kind_for(c: Config) -> Kind:
 
     Raises ConfigError for one that is in none of its layouts, naming the nearest.
     """
-    others = {name: _others(c, kind) for name, kind in KINDS.items()}
+    others = {name: other_parts(c, kind) for name, kind in KINDS.items()}
     near = min(others, key=lambda name: len(others[name]))
     if not others[near]:
         return KINDS[near]
@@ -36,8 +36,8 @@ def kind_for(c: Config) -> Kind:
     )
 
 
-def _others(c: Config, kind: Kind) -> dict[str, Any]:
-    """The fields that would have to be otherwise, and how."""
+def other_parts(c: Config, kind: Kind) -> dict[str, Any]:
+    """The fields that would have to be otherwise for a model of this kind, and how."""
     parts = dict(kind.parts)
     if kind is GPT2:
         parts["kv_heads"] = c.n_head

@@ -2,17 +2,19 @@
 
 A model of ours is one of them where its arithmetic is: rotary positions that turn channel i with
 channel i + size / 2, by angles of base 10,000; RMSNorm with the same epsilon. Their norms have
-weights, which are 1 in ours. Qwen 3 norms queries and keys before it turns them, we afterwards:
-without weights it is the same, as a turn changes no length.
+weights, which are 1 in ours: so only what a run has exported is read. Qwen 3 norms queries and keys
+before it turns them, we afterwards: without weights it is the same, as a turn changes no length.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from gptddp.config import Config, shown
 from gptddp.errors import ConfigError
 from gptddp.model import shape
-from gptddp.pretrained.kind import Kind, only, whole
+from gptddp.presets import PARTS
+from gptddp.pretrained.kind import Kind
 
 _EPS, _BASE = 1e-6, 10_000.0  # of gptddp/model/attention.py
 _PARTS = {
@@ -22,7 +24,8 @@ _PARTS = {
     "softcap": 0.0,
     "extras": "none",
 }
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_OWN = "gptddp"  # in config.json: the fields of ours, which transformers keeps and does not read
+_SHAPE = ("n_layer", "n_head", "n_embd", "seq_len", "kv_heads", *PARTS)
 
 _NAMES = {"wte": "embed_tokens.weight", "ln_f": "norm.weight", "head": "lm_head.weight"}
 _LINEAR = {
@@ -51,73 +54,30 @@ def _ones(c: Config) -> dict[str, int]:
     return found
 
 
-def _fields(about: Mapping[str, Any]) -> dict[str, Any]:
-    width, heads = whole(about, "hidden_size"), whole(about, "num_attention_heads")
-    found: dict[str, Any] = {
-        "n_layer": whole(about, "num_hidden_layers"),
-        "n_head": heads,
-        "n_embd": width,
-        "seq_len": whole(about, "max_position_embeddings"),
-        "kv_heads": whole({"num_key_value_heads": heads} | dict(about), "num_key_value_heads"),
-        "head": "tied" if about.get("tie_word_embeddings", False) else "untied",
-        **_PARTS,
-    }
-    c = Config(**found)
-    only(
-        about,
-        {
-            "hidden_act": ("silu",),
-            "intermediate_size": (shape.mlp_width(c),),
-            "head_dim": (None, shape.head_size(c)),
-            "rms_norm_eps": (_EPS,),
-            "attention_bias": (False,),
-            "mlp_bias": (False,),
-            "rope_theta": (_BASE,),
-            "rope_scaling": (None,),
-            "tie_word_embeddings": (False, True),
-        },
-    )
-    rope = about.get("rope_parameters") or {}
-    if not isinstance(rope, Mapping):
-        raise ConfigError(f"rope_parameters is {shown(rope)}: it must be an object")
-    only(rope, {"rope_theta": (_BASE,), "rope_type": ("default",)})
-    if extra := sorted(rope.keys() - {"rope_theta", "rope_type"}):
+def _fields(
+    about: Mapping[str, Any], arithmetic: Callable[[Config], dict[str, Any]]
+) -> dict[str, Any]:
+    own = about.get(_OWN)
+    if not isinstance(own, Mapping) or own.keys() != set(_SHAPE):
         raise ConfigError(
-            f"rope_parameters has {extra[0]}, which our model has not: use a folder of another one"
+            f"it is a {about['model_type']} that no run has exported: its norms have weights, and "
+            "ours have none; use a folder that `gptddp checkpoints --export` wrote, or a GPT-2"
         )
-    return found
+    for name, value in arithmetic(Config(**own)).items():
+        if about.get(name, value) != value:
+            raise ConfigError(
+                f"{name} is {shown(about[name])}: the model that was exported has {shown(value)}, "
+                "and would compute something else from these weights; export it anew"
+            )
+    return dict(own)
 
 
-def _llama_fields(about: Mapping[str, Any]) -> dict[str, Any]:
-    return _fields(about) | {"qk_norm": "none", "windows": "L"}
+def _config(c: Config, arithmetic: Callable[[Config], dict[str, Any]]) -> dict[str, Any]:
+    own = {name: getattr(c, name) for name in _SHAPE}
+    return {_OWN: own, **arithmetic(c), "attention_dropout": c.dropout}
 
 
-def _qwen3_fields(about: Mapping[str, Any]) -> dict[str, Any]:
-    return _fields(about) | {"qk_norm": "rmsnorm", "windows": _windows(about)}
-
-
-def _windows(about: Mapping[str, Any]) -> str:
-    """The pattern of all layers; ours see half a row before a token, and itself."""
-    kinds = about.get("layer_types")
-    if kinds is None:
-        only(about, {"use_sliding_window": (False,)})
-        return "L"
-    if not isinstance(kinds, list) or not all(it in (_FULL, _SLIDING) for it in kinds):
-        raise ConfigError(f"layer_types is {shown(kinds)}: it must be {_FULL} or {_SLIDING} each")
-    if len(kinds) != whole(about, "num_hidden_layers") or kinds[-1] != _FULL:
-        raise ConfigError(
-            f"layer_types is {shown(kinds)}: it must have an entry for each layer, and our last "
-            f"layer has {_FULL}; use a folder of another model"
-        )
-    if _SLIDING not in kinds:
-        return "L"
-    window = whole(about, "max_position_embeddings") // 2 + 1
-    theirs = {"use_sliding_window": False, "sliding_window": 4096} | dict(about)  # if left out
-    only(theirs, {"use_sliding_window": (True,), "sliding_window": (window,)})
-    return "".join("S" if it == _SLIDING else "L" for it in kinds)
-
-
-def _config(c: Config) -> dict[str, Any]:
+def _arithmetic(c: Config) -> dict[str, Any]:
     return {
         "hidden_size": c.n_embd,
         "intermediate_size": shape.mlp_width(c),
@@ -129,22 +89,25 @@ def _config(c: Config) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": _EPS,
         "attention_bias": False,
-        "attention_dropout": c.dropout,
         "rope_theta": _BASE,
         "rope_parameters": {"rope_type": "default", "rope_theta": _BASE},
         "tie_word_embeddings": c.head == "tied",
     }
 
 
-def _qwen3_config(c: Config) -> dict[str, Any]:
+def _llama(c: Config) -> dict[str, Any]:
+    return _arithmetic(c) | {"mlp_bias": False}
+
+
+def _qwen3(c: Config) -> dict[str, Any]:
     windows = [shape.window(c, layer) for layer in range(c.n_layer)]
     slides = any(it is not None for it in windows)
     return {
-        **_config(c),
+        **_arithmetic(c),
         "use_sliding_window": slides,
         # theirs counts the token itself
         "sliding_window": c.seq_len // 2 + 1 if slides else None,
-        "layer_types": [_FULL if it is None else _SLIDING for it in windows],
+        "layer_types": ["full_attention" if it is None else "sliding_attention" for it in windows],
     }
 
 
@@ -152,8 +115,8 @@ LLAMA = Kind(
     model_type="llama",
     architecture="LlamaForCausalLM",
     parts={**_PARTS, "qk_norm": "none", "windows": "L"},
-    fields=_llama_fields,
-    config=lambda c: _config(c) | {"mlp_bias": False},
+    fields=partial(_fields, arithmetic=_llama),
+    config=partial(_config, arithmetic=_llama),
     names=_names,
     ones=_ones,
     prefix="model.",
@@ -162,8 +125,8 @@ QWEN3 = Kind(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
     parts={**_PARTS, "qk_norm": "rmsnorm"},
-    fields=_qwen3_fields,
-    config=_qwen3_config,
+    fields=partial(_fields, arithmetic=_qwen3),
+    config=partial(_config, arithmetic=_qwen3),
     names=_names,
     ones=_ones,
     prefix="model.",

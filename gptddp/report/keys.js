@@ -68,7 +68,7 @@ function keys(it) {
       ? [{ curveNumber: 0, pointNumber: at }]
       : [{ curveNumber: 0, pointNumber: [row * it.perRow, at] }];
     Plotly.Fx.hover(div, points);
-    readout.textContent = steps(it) ? told(it, xs[at]) : it.told[row][at];
+    readout.textContent = steps(it) ? words(it, xs[at]) : it.words[row][at];
   });
   div.addEventListener("blur", () => {
     Plotly.Fx.unhover(div);
@@ -76,7 +76,7 @@ function keys(it) {
   });
 }
 
-function told(it, x) {
+function words(it, x) {
   const parts = it.traces.flatMap((t) =>
     t.x.flatMap((at, i) =>
       at !== x ? [] : t.kind === "mark" ? [t.text[i]] : [`${t.name} ${t.y[i]}`],

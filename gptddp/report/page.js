@@ -90,51 +90,10 @@ function trace(it) {
 }
 
 function curves(it) {
-  const shapes = [],
-    annotations = [];
-  it.shades.forEach((life, i) => {
-    const at = {
-      type: "rect",
-      yref: "paper",
-      y0: 0,
-      y1: 1,
-      layer: "below",
-      x0: life.begin,
-      x1: life.end,
-    };
-    if (i % 2) shapes.push({ ...at, fillcolor: colour("band"), line: { width: 0 } });
-    if (i && it.shades.length <= 40)
-      shapes.push({
-        ...at,
-        type: "line",
-        x1: life.begin,
-        line: { width: 1, dash: "dash", color: colour("dim") },
-      });
-    const part = ((it.shades[i + 1]?.begin ?? most) - life.begin) / most; // room for words
-    if (it.shades.length > 1 && it.shades.length <= 12 && part > 0.015) {
-      annotations.push({
-        x: life.begin,
-        y: 1,
-        yref: "paper",
-        yanchor: "bottom",
-        xanchor: "left",
-        showarrow: false,
-        text:
-          (it.shades.length > 5 || narrow.matches ? "" : "life ") +
-          life.life +
-          (it.id === "loss" && life.note && part > 0.12 && !narrow.matches
-            ? ": " + life.note
-            : ""),
-        font: { size: 11, color: colour("dim") },
-      });
-    }
-  });
   const legend = it.traces.filter((t) => t.kind !== "mark").length > 1;
   return [
     it.traces.map(trace),
     layout({
-      shapes,
-      annotations,
       showlegend: legend,
       margin: { l: 50, r: 10, t: 18, b: legend ? 64 : 40 },
       xaxis: axis({
@@ -180,6 +139,6 @@ async function main() {
 }
 main().catch((error) => {
   for (const it of document.querySelectorAll(".plot"))
-    it.textContent = "This browser cannot draw the plots: the tables have their numbers.";
+    it.textContent = "This browser cannot draw the plots: gptddp log has their numbers.";
   throw error;
 });

@@ -5,42 +5,37 @@ import gzip
 import hashlib
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gptddp import __version__
 from gptddp.errors import ConfigError
-from gptddp.files import exists, write_atomic
-from gptddp.report import figures, sections, strip
-from gptddp.report.read import Run, check, read
-from gptddp.run.owners import OWNERS
+from gptddp.files import exists, make_folder, write_atomic
+from gptddp.report import curves, strip
+from gptddp.report.run_record import RunRecord, read
+from gptddp.report.sections import compared, sections
 
-SCRIPTS = ("page.js", "ranks.js", "keys.js")  # one after the other
 MARK = b'<meta name="generator" content="gptddp report">'
 
 
-def report(
-    paths: Sequence[Path], out: Path, tell: Callable[[str], None] = lambda _: None
-) -> tuple[int, int]:
+def report(paths: Sequence[Path], out: Path) -> tuple[int, int]:
     """Write the page; its bytes and its runs. Raises ConfigError, OSError.
 
-    `tell` is told what is read.
+    A run that is given twice is drawn once, and no file is replaced but an older page.
     """
     plots = _plots()
-    _may_be_written(out)
-    runs = []
-    for path in _each_once(paths):
-        tell(f"reading {path}")
-        runs.append(read(path, tell))
+    if exists(out) and not (exists(out, stat.S_ISREG) and _is_page(out)):
+        raise ConfigError(f"--out {out} is there, and is no page of gptddp report: give another")
+    make_folder(out.resolve().parent)
+    runs = [read(path) for path in {path.resolve(): path for path in paths}.values()]
     html = render(runs, plots).encode()
     write_atomic(out, html)
     return len(html), len(runs)
 
 
-def _each_once(paths: Sequence[Path]) -> list[Path]:
-    """The run directories; one that is given twice would be a comparison with itself."""
-    return list({path.resolve(): check(path) for path in reversed(paths)}.values())[::-1]
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        return MARK in file.read(1024)
 
 
 def _plots() -> str:
@@ -55,24 +50,7 @@ def _plots() -> str:
     return str(get_plotlyjs())
 
 
-def _may_be_written(out: Path) -> None:
-    """Nothing but an older page is replaced. Raises ConfigError, OSError."""
-    if exists(out, stat.S_ISDIR):
-        raise ConfigError(f"--out {out} is a folder: give the name of a file, as {out}/report.html")
-    if not exists(out.parent, stat.S_ISDIR):
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}: make it first")
-    if not exists(out):
-        return
-    if not exists(out, stat.S_ISREG):
-        raise ConfigError(f"--out {out} is no plain file: give the name of one")
-    with out.open("rb") as file:
-        if MARK not in file.read(1024):
-            raise ConfigError(
-                f"--out {out} exists and is no page of gptddp report: give another name"
-            )
-
-
-def render(runs: Sequence[Run], plots: str) -> str:
+def render(runs: Sequence[RunRecord], plots: str) -> str:
     """The page of these runs; `plots`: the library's JavaScript."""
     import jinja2
 
@@ -80,10 +58,15 @@ def render(runs: Sequence[Run], plots: str) -> str:
     env = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    names = _names(runs)
-    drawn = _figures(runs)
+    names = [run.name for run in runs]  # or all of the path where two folders have one name
+    names = [str(it.path) if names.count(it.name) > 1 else it.name for it in runs]
+    drawn = curves.panels(runs)
+    for number, run in enumerate(runs):
+        if picture := strip.draw(run):
+            drawn.append({**picture, "id": f"ranks-{number}"})
     style = (folder / "page.css").read_text("utf-8")
-    code = "\n".join((folder / name).read_text("utf-8") for name in SCRIPTS)
+    scripts = ("page.js", "ranks.js", "keys.js")
+    code = "\n".join((folder / name).read_text("utf-8") for name in scripts)
     packed = base64.b64encode(gzip.compress(plots.encode(), mtime=0)).decode()
     nonce = hashlib.sha256(packed.encode() + code.encode()).hexdigest()[:32]
     return env.from_string((folder / "page.html").read_text("utf-8")).render(
@@ -94,25 +77,6 @@ def render(runs: Sequence[Run], plots: str) -> str:
         code=code,
         packed=packed,
         figures=drawn,
-        tables={it["id"]: figures.table_of(it) for it in drawn if "traces" in it},
-        runs=[sections.of(run, name) for run, name in zip(runs, names, strict=True)],
-        compared=sections.compared(runs, names) if len(runs) > 1 else None,
+        runs=[sections(run, name) for run, name in zip(runs, names, strict=True)],
+        compared=compared(runs, names) if len(runs) > 1 else None,
     )
-
-
-def _names(runs: Sequence[Run]) -> list[str]:
-    """What each is called: its folder, or all of the path where two folders have one name."""
-    names = [run.name for run in runs]
-    return [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
-
-
-def _figures(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The plots over the steps, of all runs; then the ranks over time, of each."""
-    drawn: list[dict[str, Any]] = []
-    for name, title, unit, note in figures.PANELS:
-        if figure := figures.panel(name, title, unit, runs):
-            drawn.append({**figure, "note": note})
-    for number, run in enumerate(runs):
-        if picture := strip.draw(run):
-            drawn.append({**figures.ranks(picture, OWNERS, run.lives), "id": f"ranks-{number}"})
-    return drawn

@@ -46,7 +46,7 @@ function strip(it) {
   const n = it.owners.length,
     columns = it.cells[0].length;
   const z = it.cells.map((line) => Array.from(line, (c) => ((c = parseInt(c, 36)) < n ? c : null)));
-  it.told = it.rows.map((name, row) => {
+  it.words = it.rows.map((name, row) => {
     const lines = z.slice(row * it.perRow, (row + 1) * it.perRow);
     return Array.from({ length: columns }, (_, column) => {
       const parts = {};
@@ -59,7 +59,7 @@ function strip(it) {
       return `${clock(timeAt(it, column + 0.5))} UTC, ${name}: ${words.join(", ") || "not there"}`;
     });
   });
-  const text = z.map((_, line) => it.told[Math.floor(line / it.perRow)]);
+  const text = z.map((_, line) => it.words[Math.floor(line / it.perRow)]);
   const scale = it.owners.flatMap((_, i) => [
     [i / n, colour("o" + i)],
     [(i + 1) / n, colour("o" + i)],

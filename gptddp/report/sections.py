@@ -1,330 +1,189 @@
 """The sections of the page about one run, as rows of text."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from gptddp.config import FIELDS
-from gptddp.errors import visible_lines
-from gptddp.report import figures, story
-from gptddp.report.lives import Life, number, why_over
-from gptddp.report.read import Run
-from gptddp.report.tables import Table as Phases
-from gptddp.report.tables import of_rank_0
-from gptddp.report.words import amount, cell, clock, duration, many, percent, size, value
-from gptddp.run.owners import OWNERS
+from gptddp.errors import visible, visible_lines
+from gptddp.report import happenings, verdict
+from gptddp.report.life_records import number
+from gptddp.report.run_record import RunRecord
+from gptddp.report.words import amount, clock, duration, many, percent, value
+from gptddp.run import owners
 
-_BEGINNING = ("init", "restore", "warmup")
-_BUSY = ("step", "redo", "data_wait")
 MOST_ROWS = 60  # of a table
 MOST_SAMPLES = 12
 MOST_TEXT = 10_000  # characters of a traceback
-ABOUT = {
-    "training": "steps that no life had finished before",
-    "waiting": "for a slower rank",
-    "data": "waiting for the rows of a step",
-    "evaluation": "measuring the validation loss",
-    "checkpoint": "what saves take from training, and the last save of a life",
-    "redone": "steps that a lost life had finished",
-    "detection": "from the last step until a fault was noticed",
-    "reforming": "until all ranks of the next life had begun",
-    "reload": "of a life after a fault, until its first step was done",
-    "start": "of a first life, or one after a stop, until its first step was done",
-    "stopped": "nobody trained, and nobody was meant to",
-    "books": "log, ledger and metrics, on rank 0",
-    "other": "the rest of the loop",
-}
+Pairs = list[tuple[str, str]]  # a name and what it is
+Table = dict[str, Any]
 
 
-@dataclasses.dataclass
-class Table:
-    """A heading of each column, and rows of as many cells. more: rows that are left out."""
+def _table(
+    head: str, rows: Sequence[Sequence[Any]], caption: str = "", most: int = MOST_ROWS
+) -> Table:
+    """Headings of columns, separated by `|`, and rows of cells: of too many the last."""
+    cells = [[visible_lines(cell) for cell in row] for row in rows[-most:]]
+    more = len(rows) - len(cells)
+    return {"head": head.split("|"), "rows": cells, "caption": caption, "more": more}
 
-    head: list[str]
-    rows: list[list[str]]
-    more: int = 0
-    caption: str = ""
 
-
-def of(run: Run, name: str) -> dict[str, Any]:
+def sections(run: RunRecord, name: str) -> dict[str, Any]:
     """All sections, for the template."""
-    state = story.state_of(run)
+    found = verdict.verdict_of(run)
     return {
-        "name": cell(name),
-        "path": cell(run.path),
-        "quoted": cell(run.quoted),
-        "state": state.word,
-        "verdict": cell(story.verdict(run, state)),
-        "next": [(cell(a), cell(b)) for a, b in story.next_commands(run, state)],
+        "name": visible(name),
+        "path": visible(run.path),
+        "state": found.state,
+        "verdict": visible(verdict.sentences(run, found)),
         "tiles": tiles(run),
-        "wrong": [cell(it) for it in run.wrong],
-        "goodput": goodput(run),
-        "lives": lives(run),
-        "ranks": slowest(run),
+        "wrong": [visible(it) for it in run.wrong],
+        "activities": activities(run),
+        "lives": lives(run, found.state),
         "checkpoints": checkpoints(run),
-        "events": events(run),
+        "events": _table("step|what", [[f"{at:,}", it] for at, it in happenings.others(run)]),
         "samples": samples(run),
-        "faults": [
-            (cell(_fault(it)), visible_lines(it.get("traceback", ""))[-MOST_TEXT:])
-            for it in run.faults
-        ],
+        "faults": [_fault(it) for it in run.faults],
         "proof": proof(run),
         "environment": environment(run),
         "config": configuration(run),
     }
 
 
-def tiles(run: Run) -> list[tuple[str, str]]:
+def tiles(run: RunRecord) -> Pairs:
     """The few numbers to see first."""
-    last, found = run.last, story.goodput(run)
-    rows = [("steps", f"{run.step:,}"), ("tokens", amount(number(last.get("tokens"))))]
-    for label, field in (
-        ("training loss", "loss"),
-        ("validation loss", "val_loss"),
-        ("bits per byte", "val_bpb"),
-    ):
-        known = next((it for it in reversed(run.series[field]) if math.isfinite(it)), None)
-        if known is not None:
+    rows = [("steps", f"{run.step:,}"), ("tokens", amount(number(run.last.get("tokens"))))]
+    labels = {"training loss": "loss", "validation loss": "val_loss", "bits per byte": "val_bpb"}
+    for label, field in labels.items():
+        if (known := run.newest(field)) is not None:
             rows.append((label, value(known)))
-    if found:
-        rows.append(("goodput", percent(found[0])))
-        if (own := story.without_stops(found[1])) is not None:
-            rows.append(("without stops", percent(own)))
+    if (part := owners.goodput(run.owners.so_far())) is not None:
+        rows.append(("goodput", percent(part)))
     rows.append(("lives (starts)", f"{len(run.lives):,}"))
     if run.lives:
         rows.append(("ranks at last", f"{run.lives[-1].world_size:,}"))
-        rows.append(("elapsed", duration(story.elapsed(run))))
+        rows.append(("elapsed", duration(verdict.elapsed(run))))
     return rows
 
 
-def goodput(run: Run) -> dict[str, Any] | None:
-    """Each owner of rank-seconds, and what the goodput would be without it."""
-    if not (found := story.goodput(run)):
-        return None
-    part, seconds = found
+def activities(run: RunRecord) -> list[dict[str, Any]]:
+    """Each use of rank-seconds, as gptddp_run_lost_seconds has them; training is the goodput."""
+    seconds = run.owners.so_far()
     total = sum(seconds.values())
-    stopped, rows = seconds["stopped"], []
-    for owner in sorted(seconds, key=lambda it: (it != "training", -seconds[it])):
-        if not (it := seconds[owner]):
-            continue
-        without = ["", ""]
-        if owner != "training":
-            running = total - it - stopped * (owner != "stopped")
-            without = [percent(seconds["training"] / left) for left in (total - it, running)]
-        width, colour = 100 * it / total, OWNERS.index(owner)
-        row: dict[str, Any] = {
-            "owner": owner,
-            "what": ABOUT.get(owner, ""),
+    return [
+        {
+            "name": name,
+            "what": owners.ABOUT[name],
             "seconds": f"{it:,.1f}",
+            "share": percent(it / total),
+            "colour": owners.OWNERS.index(name),
         }
-        row |= {"share": percent(it / total), "without": without[: 1 + bool(stopped)]}
-        rows.append({**row, "width": f"{width:.2f}", "colour": colour})
-    parts = {"part": percent(part), "total": f"{total:,.1f}", "stopped": bool(stopped)}
-    return {**parts, "rows": rows}
+        for name, it in sorted(seconds.items(), key=lambda it: (it[0] != "training", -it[1]))
+        if it
+    ]
 
 
-def lives(run: Run) -> Table:
-    """How each life began and ended."""
-    head = ["life", "began (UTC)", "ranks", "from step", "from", "ended by"]
-    head += ["until the first new step", "split", "steps again", "saves", "slowest rank"]
-    lives = run.lives
-    shown = list(zip([None, *lives], lives, [*lives[1:], None], strict=False))[-MOST_ROWS:]
+def lives(run: RunRecord, state: str) -> Table:
+    """How each life began and ended, the newest of them."""
     rows = []
-    for before, life, following in shown:
-        total = number((life.recovered or {}).get("total_s"))
-        saves = f"{life.saves}" + (f", {life.failed_saves} failed" if life.failed_saves else "")
-        stop = before is not None and not life.follows_fault
-        row = [str(life.generation), clock(life.began), f"{life.world_size}"]
-        row += [value(life.start.get("step")), cell(life.start.get("source", ""))]
-        row += [
-            cell(figures.cause(life, following) if following else ending(run, life)),
-            (duration(total) + " after a stop" * stop) if total else "",
-        ]
-        row += [", ".join(figures.parts(life)), value(life.start.get("redo")), saves]
-        slow = ""
-        if found := busy(run, life):
-            rank = int(found[1].argmax())
-            slow = f"{rank}: {over_median(found[1], rank)}"
-        rows.append([*row, slow])
-    return Table(head, rows, max(0, len(run.lives) - MOST_ROWS))
-
-
-def ending(run: Run, life: Life) -> str:
-    """How the newest life ended."""
-    if life.cause:
-        return why_over(life)
-    word = story.state_of(run).word
-    return {"running": "it runs", "finished": "the last step"}.get(word, "no word")
-
-
-def busy(run: Run, life: Life) -> tuple[Phases, np.ndarray] | None:
-    """Seconds of each rank by phase, and those in which it computed or waited for its rows.
-
-    None for a life of one rank, and for one that has not told of steps.
-    """
-    tables = run.tables.of_life(life, run.is_over(life)) if life.world_size > 1 else []
-    if not tables or not tables[-1].keys() & {"step", "redo"}:
-        return None
-    zero = np.zeros(life.world_size)
-    return tables[-1], sum((tables[-1].get(it, zero) for it in _BUSY), zero)
-
-
-def over_median(seconds: np.ndarray, rank: int) -> str:
-    """`+8.7 %`: how much longer a rank was busy than the middle one."""
-    middle = float(np.median(seconds))
-    return f"{100 * (seconds[rank] / middle - 1):+.1f} %" if middle else ""
-
-
-def slowest(run: Run) -> Table | None:
-    """The ranks of the newest life that has told of steps, the longest busy first."""
-    for life in reversed(run.lives):
-        if not (found := busy(run, life)):
-            continue
-        table, seconds = found
-        zero = np.zeros(life.world_size)
-        order = np.argsort(-seconds, kind="stable")
-        rows = []
-        for rank in order[:MOST_ROWS]:
-            others = (table.get(it, zero)[rank] for it in ("data_wait", "wait", "eval"))
-            begin = sum(table.get(it, zero)[rank] for it in _BEGINNING)
-            row = [f"rank {rank}", f"{seconds[rank]:,.1f}", over_median(seconds, rank)]
-            rows.append([*row, *(f"{it:,.1f}" for it in (*others, begin))])
-        head = ["rank", "busy, s", "to the median", "of it for data, s", "waited for others, s"]
-        head += ["evaluation, s", "start, s"]
-        caption = f"Life {life.generation}, its first {duration(of_rank_0(table))}."
-        if len(run.lives) > 1:
-            caption += " Of other lives, the table of lives names the slowest."
-        return Table(head, rows, max(0, len(order) - MOST_ROWS), caption)
-    return None
-
-
-def checkpoints(run: Run) -> Table:
-    """Those that are there, newest first, and what their saves took."""
-    saves = {str(it.get("name")): it for it in run.events_of("checkpoint") if not it.get("error")}
-    rows = []
-    for it in run.checkpoints:
-        save = saves.get(it.name, {})
-        took = [
-            duration(number(save[key])) if key in save else "" for key in ("stall_s", "write_s")
-        ]
+    for i, life in enumerate(run.lives):
+        following = run.lives[i + 1] if i + 1 < len(run.lives) else None
+        over = happenings.cause(life, following) if following else life.cause and life.why_over
+        going = {"running": "it runs", "finished": "the last step"}.get(state, "no word")
+        took = duration(life.lost_s) + " after a stop" * (i > 0 and not life.follows_fault)
         rows.append(
             [
-                cell(it.name),
-                f"{it.step:,}",
-                it.state,
-                size(it.nbytes),
-                clock(it.time) if it.time else "",
-                *took,
-                cell(it.reason),
+                life.generation,
+                clock(life.began),
+                life.world_size,
+                value(life.start.get("step")),
+                life.start.get("source", ""),
+                over or going,
+                took if life.lost_s else "",
+                ", ".join(happenings.parts(life)),
+                value(life.start.get("redo")),
             ]
         )
-    head = [
-        "name",
-        "step",
-        "state",
-        "size",
-        "saved (UTC)",
-        "taken from training",
-        "written in",
-        "what is wrong",
-    ]
-    if not any(row[-1] for row in rows):
-        head, rows = head[:-1], [row[:-1] for row in rows]
-    done = len(saves)
-    failed = len([it for it in run.events_of("checkpoint") if it.get("error")])
+    head = "life|began (UTC)|ranks|from step|from|ended by|until the first new step|split"
+    return _table(f"{head}|steps again", rows)
+
+
+def checkpoints(run: RunRecord) -> Table:
+    """Those that are there, and what their saves took."""
+    events = run.events_of("checkpoint")
+    saves = {str(it.get("name")): it for it in events if not it.get("error")}
+    rows, took_s = [], ("stall_s", "write_s")
+    for it in reversed(run.checkpoints):
+        save = saves.get(it.name, {})
+        took = [duration(number(save[key])) if key in save else "" for key in took_s]
+        saved = clock(it.time) if it.time else ""
+        size = f"{it.nbytes / 1e6:,.1f} MB"
+        rows.append([it.name, f"{it.step:,}", it.state, size, saved, *took, it.reason])
+    failed = len([it for it in events if it.get("error")])
     there = f"{len(rows):,} {'is' if len(rows) == 1 else 'are'} there now"
-    caption = f"{many(done, 'save')} in all, {failed:,} failed; {there}."
-    return Table(head, rows[:MOST_ROWS], max(0, len(rows) - MOST_ROWS), caption)
+    caption = f"{many(len(saves), 'save')} in all, {failed:,} failed; {there}."
+    head = "name|step|state|size|saved (UTC)|taken from training|written in|what is wrong"
+    return _table(head, rows, caption)
 
 
-def events(run: Run) -> Table:
-    """What else has happened."""
-    rows = [[f"{step:,}", what] for step, what in figures.other_notes(run)]
-    return Table(["step", "what"], rows[-MOST_ROWS:], max(0, len(rows) - MOST_ROWS))
+def samples(run: RunRecord) -> Table:
+    """Texts of the model, to its last evaluation: as many of them as can be read."""
+    steps = list(run.samples)[:: -1 - len(run.samples) // MOST_SAMPLES][::-1]
+    return _table("step|text", [[f"{it:,}", run.samples[it][:MOST_TEXT]] for it in steps])
 
 
-def samples(run: Run) -> Table:
-    """Texts of the model, from its first evaluation to its last: as many of them as can be read."""
-    steps = list(run.samples)
-    count = min(len(steps), MOST_SAMPLES)
-    kept = [steps[i * (len(steps) - 1) // max(1, count - 1)] for i in range(count)]
-    rows = [[f"{it:,}", visible_lines(run.samples[it])[:MOST_TEXT]] for it in kept]
-    return Table(["step", "text"], rows, len(steps) - count)
-
-
-def _fault(record: dict[str, Any]) -> str:
+def _fault(record: dict[str, Any]) -> tuple[str, str]:
+    """An error of the trainer's own: where, and its traceback."""
     at = f"step {record['step']}, life {record['generation']}, rank {record['rank']}"
-    return f"{at} ({record.get('pod')}): {record.get('error')}"
+    what = visible(f"{at} ({record.get('pod')}): {record.get('error')}")
+    return what, visible_lines(record.get("traceback", ""))[-MOST_TEXT:]
 
 
-def proof(run: Run) -> list[tuple[str, str]]:
+def proof(run: RunRecord) -> Pairs:
     """The fingerprints, and whether the log is whole."""
     rows = []
     if chain := run.last.get("chain_fp"):
-        rows.append((f"chain_fp, of the rows of steps 1 to {run.step:,}", cell(chain)))
+        rows.append((f"chain_fp, of the rows of steps 1 to {run.step:,}", visible(chain)))
     if run.state_fp:
-        rows.append(
-            (f"state_fp, of all tensors after step {run.state_fp[0]:,}", cell(run.state_fp[1]))
-        )
-    whole = not run.log_wrong
+        step, found = run.state_fp
+        rows.append((f"state_fp, of all tensors after step {step:,}", visible(found)))
     if run.step:
-        said = (
-            "every step once, each follows from the one before" if whole else "not whole, see above"
-        )
-        rows.append(("the log", said))
-    if run.config and run.config.reduce:
-        what = "fast: the same rows, not the same bits at another world size"
-        if run.config.reduce == "exact":
-            what = "exact: the same bits at any world size"
-        rows.append(("sums of gradients", what))
+        whole = "every step once, each follows from the one before"
+        rows.append(("the log", "not whole, see above" if run.log_wrong else whole))
     return rows
 
 
-def environment(run: Run) -> list[tuple[str, str]]:
-    """What the newest life ran on."""
-    rows = [
-        ("gptddp", run.about.get("version")),
-        ("torch", run.about.get("torch")),
-        ("run id", run.about.get("run_id")),
-    ]
-    if run.lives:
-        start = run.lives[-1].start
-        rows += [
-            ("device", start.get("device")),
-            ("ranks", start.get("world_size")),
-            ("pods or nodes", start.get("nodes")),
-        ]
-        machines = start.get("machines")
-        rows += [
-            ("machine", it) for it in (machines[:MOST_ROWS] if isinstance(machines, list) else [])
-        ]
-    return [(name, cell(it)) for name, it in rows if it is not None]
+def environment(run: RunRecord) -> Pairs:
+    """What the newest life ran on; a machine says its torch."""
+    start = run.lives[-1].start if run.lives else {}
+    names = {"gptddp": "version", "run id": "run_id", "device": "device", "ranks": "world_size"}
+    rows = [(label, start.get(name)) for label, name in {**names, "pods or nodes": "nodes"}.items()]
+    machines = start.get("machines")
+    rows += [("machine", it) for it in (machines[:MOST_ROWS] if isinstance(machines, list) else [])]
+    return [(name, visible(it)) for name, it in rows if it is not None]
 
 
-def configuration(run: Run) -> Table:
+def configuration(run: RunRecord) -> Table:
     """Every field of the run, with its help."""
-    if run.config is None:
-        return Table([], [])
-    found = dataclasses.asdict(run.config)
-    rows = [[name, cell(found[name]), FIELDS[name].metadata["help"]] for name in found]
-    return Table(["field", "value", "what it is"], [it for it in rows if it[1] != "None"])
+    values = dataclasses.asdict(run.config) if run.config else {}
+    known = {name: it for name, it in values.items() if it is not None}
+    rows = [[name, it, FIELDS[name].metadata["help"]] for name, it in known.items()]
+    return _table("field|value|what it is", rows, most=len(FIELDS))
 
 
-def compared(runs: Sequence[Run], names: Sequence[str]) -> Table:
+def compared(runs: Sequence[RunRecord], names: Sequence[str]) -> Table:
     """The runs beside each other."""
     found = [dict(tiles(run)) for run in runs]
-    longest = sorted(found, key=len, reverse=True)
-    keys = list(dict.fromkeys(key for of_run in longest for key in of_run))
-    rows = []
-    for run, name, of_run in zip(runs, names, found, strict=True):
-        rows.append([cell(name), story.state_of(run).word, *(of_run.get(key, "") for key in keys)])
+    keys = list(dict.fromkeys(key for it in sorted(found, key=len, reverse=True) for key in it))
+    states = [verdict.verdict_of(run).state for run in runs]
+    rows = [
+        [name, state, *(it.get(key, "") for key in keys)]
+        for name, state, it in zip(names, states, found, strict=True)
+    ]
     caption = ""
     if len({run.dataset for run in runs} - {""}) > 1:
         caption = (
             "Not all are of the same dataset. Where tokenizers differ, losses (nats a token) "
             "cannot be compared; where the validation texts are the same, bits per byte can."
         )
-    return Table(["run", "state", *keys], rows, caption=caption)
+    return _table("|".join(["run", "state", *keys]), rows, caption)

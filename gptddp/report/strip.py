@@ -1,18 +1,20 @@
-"""The ranks over time: who owned their seconds, when; in sum as gptddp/run/owners.py has it."""
+"""What each rank was doing over time; in sum as gptddp/run/owners.py counts it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from gptddp.report.lives import Life
-from gptddp.report.read import Run
-from gptddp.report.tables import of_rank_0, since
+from gptddp.report.curves import MOST_LIVES
+from gptddp.report.life_records import LifeRecord
+from gptddp.report.run_record import RunRecord
 from gptddp.run.owners import OWNERS, owner_of
 
 COLUMNS = 360
 MOST_ROWS = 32  # more ranks are drawn in groups
-NOBODY = len(OWNERS)  # a cell in which there was no such rank, or nothing is known
+NOTHING = len(OWNERS)  # a pixel in which there was no such rank, or nothing is known
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # a pixel each
 _GAP_S = 1.0  # less than this is no gap
 _LEAST_S = 1e-3  # a millisecond: times are rounded to those
 _LAST = 1e11  # unix seconds: what is later is no time
@@ -23,83 +25,22 @@ _Place = tuple[float, float, float]  # where it is drawn, in columns: from, to; 
 
 
 @dataclass
-class Span:
-    """Seconds of each rank by owner, (owners, ranks), between two moments in unix seconds."""
+class Stretch:
+    """Seconds of each rank by activity, (OWNERS, ranks), between two moments in unix seconds."""
 
     begin: float
     end: float
     seconds: np.ndarray
 
 
-@dataclass
-class Strip:
-    """What is drawn.
+def draw(run: RunRecord) -> dict[str, Any] | None:
+    """The picture for the page; None where no life has recorded where its seconds went.
 
-    rows: the names of ranks, or of groups of them. cells: uint8 (rows * per_row, columns), an
-    owner's number. pieces: from column to column (fractions count), and the unix seconds of the
+    rows: the names of ranks, or of groups of them. cells: a text for each line of pixels, perRow of
+    them for a row. pieces: from column to column (fractions count), and the unix seconds of the
     first; between two of them a stop may be cut out. width: of a column, in seconds.
     """
-
-    rows: list[str]
-    per_row: int
-    cells: np.ndarray
-    pieces: list[_Place]
-    width: float
-
-
-def spans(run: Run) -> list[Span]:
-    """All of the run, in order of time: what the ranks have told, then what the ledger knows."""
-    found: list[Span] = []
-    lives = [it for it in run.lives if it.until_then and it.world_size]
-    for life, following in zip(lives, [*lives[1:], None], strict=False):
-        sums = following.until_then if following else run.owners.so_far()
-        rest = np.array([sums[it] - life.until_then[it] for it in OWNERS])
-        told, last = life.began, dict[str, np.ndarray]()
-        for table in run.tables.of_life(life, run.is_over(life)):
-            seconds = np.zeros((len(OWNERS), life.world_size))
-            for phase, row in since(table, last).items():
-                seconds[OWNERS.index(owner_of(phase, life.follows_fault))] += row
-            if not last:  # a rank that began later than rank 0 was still being formed, or started
-                later = of_rank_0(table) - sum(table.values())
-                seconds[OWNERS.index("reforming" if life.follows_fault else "start")] += later
-            rest -= seconds.sum(1)
-            end = life.began + of_rank_0(table)
-            found += _in_order(told, end, seconds) if not last else [Span(told, end, seconds)]
-            told, last = end, table
-        found += _untold(life, following, told, rest)
-    return found
-
-
-def _in_order(begin: float, end: float, seconds: np.ndarray) -> list[Span]:
-    """The first table of a life: what comes before its steps, and then these."""
-    before = np.zeros_like(seconds)
-    for owner in map(OWNERS.index, ("start", "reforming", "reload")):
-        before[owner] = seconds[owner]
-    middle = min(end, begin + float(before[:, 0].sum()))
-    return [Span(begin, middle, before), Span(middle, end, seconds - before)]
-
-
-def _untold(life: Life, following: Life | None, told: float, rest: np.ndarray) -> Iterator[Span]:
-    """What no rank has told: first of this life's ranks, then of those that waited to be a life."""
-    between = [OWNERS.index(it) for it in ("reforming", "stopped")]
-    own = np.maximum(rest, 0.0)
-    own[between] = 0.0
-    own = np.where(own > _LEAST_S, own, 0.0) / max(1, life.world_size)
-    if own.any():
-        yield Span(told, told + own.sum(), np.repeat(own[:, None], life.world_size, axis=1))
-    if following is not None and following.world_size:
-        gap = np.zeros(len(OWNERS))
-        gap[between] = np.maximum(rest[between], 0.0) / following.world_size
-        if gap.sum() > _LEAST_S:
-            end = following.began
-            yield Span(end - gap.sum(), end, np.repeat(gap[:, None], following.world_size, axis=1))
-
-
-def draw(run: Run) -> Strip | None:
-    """None where no life has told where its seconds went."""
-    if not run.tells_seconds:
-        return None
-    every = [it for it in spans(run) if it.begin < it.end < _LAST]
+    every = [it for it in stretches(run) if it.begin < it.end < _LAST]
     stopped = OWNERS.index("stopped")
     stops = [it for it in every if it.seconds[stopped].any()]
     rest = [it for it in every if not it.seconds[stopped].any()]
@@ -116,39 +57,103 @@ def draw(run: Run) -> Strip | None:
     ]
     placed, width = _placed(shown)
     per_row = max(3, min(12, 96 // len(names)))
-    cells = _pixels(_shares(shown, placed, len(names), group), per_row)
-    return Strip(names, per_row, cells, _pieces(placed, width), width)
+    pixels = _pixels(_shares(shown, placed, len(names), group), per_row)
+    return {
+        "rows": names,
+        "perRow": per_row,
+        "width": width,
+        "pieces": _pieces(placed, width),
+        "cells": ["".join(_DIGITS[it] for it in line) for line in pixels.tolist()],
+        "owners": list(OWNERS),
+        "lives": [[it.began, it.generation] for it in run.lives[-MOST_LIVES:]],
+    }
 
 
-def _placed(shown: list[Span]) -> tuple[list[_Place], float]:
+# -- the seconds of each rank ----------------------------------------------------------------------
+
+
+def stretches(run: RunRecord) -> list[Stretch]:
+    """All of the run, in order of time: what its ranks have told, then what lies between lives."""
+    found: list[Stretch] = []
+    lives = [it for it in run.lives if it.until_then and it.world_size]
+    for life, following in zip(lives, [*lives[1:], None], strict=False):
+        sums = following.until_then if following else run.owners.so_far()
+        rest = np.array([sums[it] - life.until_then[it] for it in OWNERS])
+        until, before = life.began, np.zeros((len(OWNERS), life.world_size))
+        for i, table in enumerate(life.tables):
+            told = np.zeros_like(before)
+            for phase, row in table.items():
+                told[OWNERS.index(owner_of(phase, life.follows_fault))] += row
+            # a rank that began later than rank 0 was still being formed, or started
+            later = OWNERS.index("reforming" if life.follows_fault else "start")
+            told[later] += told[:, 0].sum() - told.sum(0)
+            seconds = told - before  # less than 0 where a second was given to another phase
+            rest -= seconds.sum(1)
+            end = life.began + float(told[:, 0].sum())
+            found += [Stretch(until, end, seconds)] if i else _in_order(until, end, seconds)
+            until, before = end, told
+        found += _unrecorded(life, following, until, rest)
+    return found
+
+
+def _in_order(begin: float, end: float, seconds: np.ndarray) -> list[Stretch]:
+    """The first table of a life: what comes before its steps, and then these."""
+    before = np.zeros_like(seconds)
+    for activity in map(OWNERS.index, ("start", "reforming", "reload")):
+        before[activity] = seconds[activity]
+    middle = min(end, begin + float(before[:, 0].sum()))
+    return [Stretch(begin, middle, before), Stretch(middle, end, seconds - before)]
+
+
+def _unrecorded(
+    life: LifeRecord, following: LifeRecord | None, until: float, rest: np.ndarray
+) -> Iterator[Stretch]:
+    """What is in no table: of this life's ranks, then of those that waited to be a life."""
+    between = [OWNERS.index(it) for it in ("reforming", "stopped")]
+    own = np.maximum(rest, 0.0)
+    own[between] = 0.0
+    own = np.where(own > _LEAST_S, own, 0.0) / life.world_size
+    if own.any():
+        yield Stretch(until, until + own.sum(), np.repeat(own[:, None], life.world_size, axis=1))
+    if following is not None:
+        gap = np.zeros(len(OWNERS))
+        gap[between] = np.maximum(rest[between], 0.0) / following.world_size
+        if gap.sum() > _LEAST_S:
+            end = following.began
+            seconds = np.repeat(gap[:, None], following.world_size, axis=1)
+            yield Stretch(end - gap.sum(), end, seconds)
+
+
+# -- from seconds to pixels ------------------------------------------------------------------------
+
+
+def _placed(shown: list[Stretch]) -> tuple[list[_Place], float]:
     """One behind the other, with nothing in between, and none over another; seconds a column."""
     found: list[_Place] = []
     at, until = 0.0, -np.inf
-    for span in shown:
-        begin = max(span.begin, until)
-        until = max(begin, span.end)
+    for it in shown:
+        begin = max(it.begin, until)
+        until = max(begin, it.end)
         found.append((at, at + until - begin, begin))
         at += until - begin
     width = max(at, 1e-9) / COLUMNS
     return [(left / width, right / width, begin) for left, right, begin in found], width
 
 
-def _shares(shown: list[Span], placed: list[_Place], rows: int, group: int) -> np.ndarray:
-    """The share of each owner in a column's time, (columns, owners, rows)."""
+def _shares(shown: list[Stretch], placed: list[_Place], rows: int, group: int) -> np.ndarray:
+    """The share of each activity in a column's time, (columns, OWNERS, rows)."""
     share = np.zeros((COLUMNS, len(OWNERS), rows))
-    for span, (left, right, _) in zip(shown, placed, strict=True):
-        if right <= left:
-            continue
+    for it, (left, right, _) in zip(shown, placed, strict=True):
         padded = np.zeros((len(OWNERS), rows * group))
-        padded[:, : span.seconds.shape[1]] = span.seconds
-        rate = padded.reshape(len(OWNERS), rows, group).sum(2) / (span.end - span.begin) / group
+        padded[:, : it.seconds.shape[1]] = it.seconds
+        rate = padded.reshape(len(OWNERS), rows, group).sum(2) / (it.end - it.begin) / group
         for column in range(int(left), min(COLUMNS, int(right) + 1)):
             share[column] += max(0.0, min(right, column + 1) - max(left, column)) * rate
     return share
 
 
 def _pieces(placed: list[_Place], width: float) -> list[_Place]:
-    """The same, but those that follow without a gap are one; a column is `width` seconds."""
+    """Places that follow without a gap become one; a column is `width` seconds."""
     found: list[_Place] = []
     for left, right, begin in placed:
         if found and abs(begin - found[-1][2] - (left - found[-1][0]) * width) < _GAP_S:
@@ -160,12 +165,12 @@ def _pieces(placed: list[_Place], width: float) -> list[_Place]:
 
 def _pixels(share: np.ndarray, per_row: int) -> np.ndarray:
     """Whole pixels: what is too little for one in a column is handed on to the next one."""
-    columns, owners, rows = share.shape
-    cells = np.full((rows, per_row, columns), NOBODY, dtype=np.uint8)
-    due = np.zeros((owners + 1, rows))
+    columns, activities, rows = share.shape
+    cells = np.full((rows, per_row, columns), NOTHING, dtype=np.uint8)
+    due = np.zeros((activities + 1, rows))
     for column in range(columns):
-        nobody = np.maximum(0.0, 1.0 - share[column].sum(0, keepdims=True))
-        due += per_row * np.concatenate([share[column], nobody])
+        nothing = np.maximum(0.0, 1.0 - share[column].sum(0, keepdims=True))
+        due += per_row * np.concatenate([share[column], nothing])
         for row in range(rows):
             taken = []
             for _ in range(per_row):

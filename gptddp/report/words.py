@@ -4,8 +4,6 @@ import math
 import time
 from typing import Any
 
-from gptddp.errors import visible
-
 
 def duration(seconds: float) -> str:
     """`0.004 s`, `4.2 s`, `2 min 14 s`, `3 h 5 min`, `2 d 4 h`."""
@@ -29,16 +27,11 @@ def clock(unix: float) -> str:
 
 
 def amount(number: float) -> str:
-    """`940`, `2.1 M`, `3.4 B`: of tokens and bytes."""
-    for limit, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e4, " k")):
-        if abs(number) >= limit:
-            return f"{number / limit * (10 if limit == 1e4 else 1):.1f}{unit}"
+    """`940`, `21.0 k`, `2.1 M`, `3.4 B`: of tokens."""
+    for limit, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if abs(number) >= max(limit, 1e4):
+            return f"{number / limit:.1f}{unit}"
     return f"{number:,.0f}"
-
-
-def size(nbytes: float) -> str:
-    """`41.3 MB`, as `gptddp checkpoints` has it; `6.01 GB`."""
-    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 
 def value(number: Any, digits: int = 4) -> str:
@@ -47,10 +40,9 @@ def value(number: Any, digits: int = 4) -> str:
         return "-"
     if isinstance(number, int) or (number.is_integer() and abs(number) < 1e15):
         return f"{int(number):,}"
-    small = abs(number) < 1e-3 or abs(number) >= 1e7
-    if not small and abs(number) >= 1000:
-        return f"{number:,.0f}"
-    return f"{number:.{digits - 1}e}" if small else f"{number:.{digits}f}"
+    if abs(number) < 1e-3 or abs(number) >= 1e7:
+        return f"{number:.{digits - 1}e}"
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.{digits}f}"
 
 
 def percent(part: float) -> str:
@@ -66,8 +58,3 @@ def percent(part: float) -> str:
 def many(number: int, word: str) -> str:
     """`1 rank`, `4 ranks`."""
     return f"{number:,} {word}{'s' * (number != 1)}"
-
-
-def cell(anything: Any) -> str:
-    """What a file says, in one line, with no character that shows nothing."""
-    return visible(anything)

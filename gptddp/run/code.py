@@ -1,6 +1,7 @@
 """Which code has made which steps of a run: what is installed, or own code laid over it."""
 
 from collections.abc import Mapping
+from itertools import groupby
 
 
 def named(code: object) -> str:
@@ -16,13 +17,8 @@ def made_by(lives: Mapping[int, int], codes: Mapping[int, str | None]) -> list[s
 
     Nothing where no life had code of its own.
     """
-    if not any(codes.get(life) for life in lives.values()):
-        return []
-    found: list[tuple[int, int, str | None]] = []
-    for step, life in sorted(lives.items()):
-        code = codes.get(life)
-        if found and found[-1][2] == code:
-            found[-1] = (found[-1][0], step, code)
-        else:
-            found.append((step, step, code))
-    return [f"{named(code)}: steps {first} to {last}" for first, last, code in found]
+    found = []
+    for code, group in groupby(sorted(lives), key=lambda step: codes.get(lives[step])):
+        steps = list(group)
+        found.append(f"{named(code)}: steps {steps[0]} to {steps[-1]}")
+    return found if any(codes.get(life) for life in lives.values()) else []

@@ -18,13 +18,12 @@ from typing import Any
 from gptddp.distributed import environment
 from gptddp.errors import CrashLoopError, visible
 from gptddp.files import read_json, write_json_atomic
-from gptddp.run.directory import FAULTS
-from gptddp.run.history import logged
+from gptddp.run.directory import FAULTS, log_generations
+from gptddp.run.history import last_step
 
 LIVES = 3
 # A rank that fails after its peers have done the step fails at the next one in its next life.
 SPAN = 2
-KEPT_LIVES = 100  # that have left records: those of older ones are removed
 _NAME = re.compile(r"(\d+)\.(\d+)\.\d+\.json", re.ASCII)
 
 
@@ -51,8 +50,11 @@ def final(
     near = {(int(m[1]), int(m[2])) for m in found if step - SPAN <= int(m[1]) <= step}
     if len({life for _, life in near}) < LIVES:
         return None
-    for life, line in logged(folder, step + 1):
-        near = {(at, of) for at, of in near if life <= of or line["step"] <= at + SPAN}
+    oldest = min(of for _, of in near)
+    for life in log_generations(folder):
+        if life > oldest:
+            end = last_step(folder, life)
+            near = {(at, of) for at, of in near if life <= of or end <= at + SPAN}
     lives = len({life for _, life in near})
     if lives < LIVES:
         return None
@@ -91,25 +93,6 @@ def first(folder: Path, generation: int) -> str | None:
     with contextlib.suppress(LookupError, TypeError):
         return _describe(min(records, key=lambda record: record["time"], default={}))
     return None
-
-
-def prune(folder: Path) -> None:
-    """Rank 0 only: remove the records of old lives, so that not each fault leaves a file for good.
-
-    How a life ended is in the ledger; only tracebacks go. Raises OSError.
-    """
-    faults = folder / FAULTS
-    records = {path: _NAME.match(path.name.lstrip(".")) for path in _entries(faults)}
-    lives = sorted({int(m[2]) for m in records.values() if m})[:-KEPT_LIVES]
-    for path, m in records.items():
-        if m and int(m[2]) in lives:
-            path.unlink(missing_ok=True)
-
-
-def _entries(folder: Path) -> list[Path]:
-    with contextlib.suppress(FileNotFoundError):
-        return list(folder.iterdir())
-    return []
 
 
 def _describe(record: Mapping[str, Any]) -> str:

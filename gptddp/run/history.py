@@ -1,30 +1,27 @@
 """The history of a run, in its directory: the logs of its lives and one ledger.
 
-`log.<generation>.jsonl` has an object a step, `ledger.jsonl` an object an event. The ledger and the
-newest logs only grow. Logs of old lives are folded into few, see fold.py: there a line says in
-`log` which one it comes from, if that is another than the file's.
+`log.<generation>.jsonl` has an object a step, `ledger.jsonl` an object an event. Both only grow,
+and are read from their ends: the newest log first, and no more of them than is asked for.
 """
 
-import contextlib
-import errno
+import json
 import logging
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gptddp.files import names_in, read_json
-from gptddp.run import summary
-from gptddp.run.directory import CHECKPOINTS, FINISHED, LEDGER, id_of, life_of_config
-from gptddp.run.json_lines import MOST_STEPS, backwards, is_generation, parse, parse_event
-from gptddp.run.lines import Lines
+from gptddp.files import names_in
+from gptddp.run import branches, summary
+from gptddp.run.directory import CHECKPOINTS, LEDGER, log_generations, log_path
+from gptddp.run.json_lines import MOST_STEPS, backwards, parse, parse_event
+from gptddp.run.lines import Lines, as_json
 from gptddp.run.summary import Summary
 
 Line = Mapping[str, Any]  # of the log
 Tell = Callable[[str], None]  # takes what is read now
-_LOG = re.compile(r"log\.(\d{1,9})\.jsonl", re.ASCII)
 # `.bad.1` may follow, or a unique suffix in `.tmp` and `.trash`.
 _CHECKPOINT = re.compile(r"step-\d+\.(\d{1,9})(\..+)?", re.ASCII)
 
@@ -61,7 +58,7 @@ class RunLog(Lines):
 
 
 class Ledger(Lines):
-    """The events of a run over all its lives: start, restore, checkpoint, stop, fault."""
+    """The events of a run over all its lives: see training/events.py."""
 
     sync_every = 1
     # a life, a late save of another pod, and a life that does not know that it is over
@@ -69,6 +66,13 @@ class Ledger(Lines):
 
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__(Path(run_dir) / LEDGER)
+
+    def append(self, obj: Mapping[str, Any]) -> None:
+        """Have an event written, as Lines does; a start with its hash."""
+        if obj["event"] == "start":
+            start = json.loads(json.dumps({name: as_json(value) for name, value in obj.items()}))
+            obj = {**start, summary.HASH: summary.hash_of(start)}
+        super().append(obj)
 
     def event(self, event: str, generation: int, **fields: Any) -> None:
         """Append an event with the time in unix seconds, durable as soon as the disk allows."""
@@ -88,7 +92,7 @@ def complete(
     if not (lines := [line for line in lines if line["step"] <= step]):
         return
     first = lines[0]["step"]
-    known = {line["step"]: line for line in history(run_dir, first - 1)}
+    known = {line["step"]: line for line in history(run_dir, first - 1, step)}
     if first > 1 and first - 1 not in known:
         text = "the log of run %s lacks step %d, and maybe some before it: the disk was away for "
         text += "longer than memory keeps lines. The training itself has lost nothing"
@@ -112,7 +116,7 @@ def recover(
     if not events:
         return []
     first, known = min(event["generation"] for event in events), list[dict[str, Any]]()
-    for line in backwards_if_there(Path(run_dir) / LEDGER):
+    for line in backwards(Path(run_dir) / LEDGER):
         if found := parse_event(line):
             if found["event"] == "start" and found["generation"] < first:
                 break
@@ -131,91 +135,49 @@ def _untimed(event: Mapping[str, Any]) -> dict[str, Any]:
 # -- reading -----------------------------------------------------------------------------------
 
 
-def log_path(run_dir: str | Path, generation: int) -> Path:
-    """The log of a generation."""
-    return Path(run_dir) / f"log.{generation}.jsonl"
-
-
-def log_generations(run_dir: str | Path) -> list[int]:
-    """The generations whose logs are there, in order."""
-    return sorted(int(m[1]) for name in names_in(run_dir) if (m := _LOG.fullmatch(name)))
-
-
-def _upwards(run_dir: str | Path, tell: Tell) -> Iterator[int]:
-    """The generations whose logs are there, from the lowest to the highest, to be read one by one.
-
-    Each is told: on a slow volume ten thousand of them take many minutes.
-
-    So no line is missed in a fold: what is folded meanwhile is found in a higher log, read later.
-    That may be one that was not there at the beginning: so they are listed again at the end.
-    """
-    highest = -1
-    while more := [it for it in log_generations(run_dir) if it > highest]:
-        for generation in more:
-            tell(f"reading the log, life {generation}")
-            yield generation
-        highest = more[-1]
-
-
 def history(
-    run_dir: str | Path, first: int | None = None, tell: Tell = lambda _: None
+    run_dir: str | Path,
+    first: int | None = None,
+    last: int | None = None,
+    tell: Tell = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
     """The run's steps in order, each as the highest generation that has it logged it.
 
-    Where the newest generation has not yet come as far as one before it, the steps beyond are
-    the older one's. They are valid: the rows of a step are the same in every generation, and so
-    are the losses, but for rounding where the world size changed. When the newest gets there, its
-    own lines take their place. Steps beyond the end of a finished run are left out: time has ended
-    it earlier than the life that logged them, and they are of a branch that the run has left.
+    Where the newest has not yet come as far as one before it, the steps beyond are the older one's:
+    the same rows, and the same losses but for rounding. Steps beyond the end of a finished run are
+    left out, as time has ended it earlier than the life that logged them, and so are those of
+    branches that the run has left.
 
-    `first`: from this step on; then no more of the logs is read than that takes. `tell` is told
-    which log is read.
+    `first`, `last`: only these steps; then no more of the logs is read than that takes. `tell` is
+    told which log is read.
     """
-    for _, line in logged(run_dir, first, tell):
+    for _, line in logged(run_dir, first, last, tell):
         yield line
 
 
 def logged(
-    run_dir: str | Path, first: int | None = None, tell: Tell = lambda _: None
+    run_dir: str | Path,
+    first: int | None = None,
+    last: int | None = None,
+    tell: Tell = lambda _: None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The lines of `history`, each with the generation that logged it."""
     lines: dict[int, bytes] = {}  # objects of a million steps would take a gigabyte
     logs: dict[int, int] = {}
-    sizes: dict[int, int] = {}  # of the logs before they were read
-    for generation in _upwards(run_dir, tell):
-        sizes[generation] = _size(run_dir, generation)
-        own = lines_of(log_path(run_dir, generation), first)
-        lines |= own
-        logs |= dict.fromkeys(own, generation)
-    for generation in sorted(sizes)[:-1]:  # did a life go on meanwhile, and then another begin?
-        if _size(run_dir, generation) > sizes[generation]:
-            for step, text in lines_of(log_path(run_dir, generation), first).items():
-                if logs.get(step, -1) <= generation:
-                    lines[step], logs[step] = text, generation
-    finisher, end = _finished(Path(run_dir))
+    ledger = summary.read(run_dir)
+    for generation in reversed(log_generations(run_dir)):
+        tell(f"reading the log, life {generation}")
+        for step, line in lines_of(log_path(run_dir, generation), first).items():
+            if step in lines or (last is not None and step > last):
+                continue
+            if branches.is_on(ledger.branches, generation, step):
+                lines[step], logs[step] = line, generation
+        if last is not None and len(lines) > last - (first or 0):
+            break
+    finished = ledger.finished or {"generation": 0, "step": 0}
     for step in sorted(lines):
-        line = parse(lines[step]) or {}
-        folded = line.pop("log", None)
-        life = folded if is_generation(folded) else logs[step]
-        if life > finisher or step <= end:
-            yield life, line
-
-
-def _finished(run: Path) -> tuple[int, int]:
-    """The life that has finished the run, and its last step; (0, 0) where none is known to."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        marker = read_json(run / FINISHED) or {}
-        life, step = marker["generation"], marker["step"]
-        if is_generation(life) and type(step) is int and marker["run_id"] == id_of(run):
-            return life, step
-    return 0, 0
-
-
-def _size(run_dir: str | Path, generation: int) -> int:
-    """Of a log, in bytes; 0 where it is gone."""
-    with contextlib.suppress(FileNotFoundError):
-        return log_path(run_dir, generation).stat().st_size
-    return 0
+        if logs[step] > finished["generation"] or step <= finished["step"]:
+            yield logs[step], parse(lines[step]) or {}
 
 
 def is_step(line: Line) -> bool:
@@ -223,40 +185,31 @@ def is_step(line: Line) -> bool:
     return type(step := line.get("step")) is int and 0 < step < MOST_STEPS
 
 
-def last_step(
-    run_dir: str | Path,
-    generation: int | None = None,
-    below: int = MOST_STEPS,
-    tell: Tell = lambda _: None,
-) -> int:
-    """The highest step below this one in a log, or in any, 0 where there is none.
-
-    The last of each log is taken; from there back no more is read than that takes.
-    """
-    found = [0]
-    for it in _upwards(run_dir, tell) if generation is None else [generation]:
-        lines = map(parse, backwards_if_there(log_path(run_dir, it)))
-        found.append(next((x["step"] for x in lines if x and is_step(x) and x["step"] < below), 0))
-    return max(found)
+def is_done(line: Line) -> bool:
+    """Has it what a start uses as well: when the step was done?"""
+    return is_step(line) and isinstance(line.get("time"), float)
 
 
-def first_step(run_dir: str | Path, generation: int) -> int:
-    """The step of the first line of a log, 0 where there is none. Raises OSError."""
-    with (
-        contextlib.suppress(FileNotFoundError),
-        open(log_path(run_dir, generation), "rb", buffering=1024) as file,
-    ):
-        return next((x["step"] for x in map(parse, file) if x and is_step(x)), 0)
-    return 0
+def newest_line(run_dir: str | Path, generation: int | None = None) -> dict[str, Any] | None:
+    """The last line of the newest log that has one, or of this one."""
+    generations = reversed(log_generations(run_dir)) if generation is None else [generation]
+    for it in generations:
+        for line in map(parse, backwards(log_path(run_dir, it))):
+            if line and is_done(line):
+                return line
+    return None
+
+
+def last_step(run_dir: str | Path, generation: int | None = None) -> int:
+    """The step of `newest_line`, 0 where there is none."""
+    line = newest_line(run_dir, generation)
+    return line["step"] if line else 0
 
 
 def lines_of(path: Path, first: int | None = None) -> dict[int, bytes]:
-    """The last line of each step in one log, from `first` on. Raises OSError.
-
-    Nothing where there is no such log: its lines are in a higher one, or it has none yet.
-    """
+    """The last line of each step in one log, from `first` on; {} without it. Raises OSError."""
     found: dict[int, bytes] = {}
-    for line in backwards_if_there(path):
+    for line in backwards(path):
         if (obj := parse(line)) and type(step := obj.get("step")) is int:  # true is no step
             if first is not None and step < first:
                 break
@@ -264,30 +217,16 @@ def lines_of(path: Path, first: int | None = None) -> dict[int, bytes]:
     return found
 
 
-def backwards_if_there(path: Path) -> Iterator[bytes]:
-    """The lines of a file from its last to its first; none of a file that is not there."""
-    for last_try in (False, False, True):
-        try:
-            yield from backwards(path)
-            return
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            # NFS, of a file that was replaced or removed while it was read. Lines may come twice.
-            if error.errno != errno.ESTALE or last_try:
-                raise
-
-
 def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
     """The run's events in the order in which they were written, each once; nothing else.
 
     All of them: a start is content with their sum, see summary.py.
     """
-    lines = list(backwards_if_there(Path(run_dir) / LEDGER))[::-1]
+    lines = list(backwards(Path(run_dir) / LEDGER))[::-1]
     return [event for line in dict.fromkeys(lines) if (event := parse_event(line))]
 
 
-def life_without_start(run_dir: str | Path, ledger: Summary) -> int:
+def newest_lost_life(run_dir: str | Path, ledger: Summary) -> int:
     """The newest life that has logged steps, where the ledger lacks its start; 0: it has that.
 
     No step is logged before it, so the end of such a ledger is lost, or all of it. Raises OSError.
@@ -296,30 +235,44 @@ def life_without_start(run_dir: str | Path, ledger: Summary) -> int:
     return newest if newest > ledger.life else 0
 
 
-def has_older_config(run_dir: str | Path, ledger: Summary) -> bool:
-    """Is the ledger's configuration older than that of config.json, which is whole?
+def newest_life(run_dir: str | Path, ledger: Summary | None = None) -> int:
+    """The newest life that ledger or logs know; 0 for a new run. Raises OSError.
 
-    It is written first. So a line of it is lost or damaged then. Raises OSError.
+    `ledger`: its sum, if it has been read.
     """
-    newer = life_of_config(Path(run_dir)) >= max(1, ledger.config_life)
-    return newer or life_without_start(run_dir, ledger) > 0
+    return max(0, *log_generations(run_dir), (ledger or summary.read(run_dir)).generation)
 
 
-def has_checkpoints(run_dir: str | Path) -> bool:
-    """Has the run any checkpoint, valid or not? Raises OSError."""
-    return any(_CHECKPOINT.fullmatch(name) for name in names_in(Path(run_dir) / CHECKPOINTS))
-
-
-def highest_generation(
-    run_dir: str | Path, ledger: Summary | None = None, ignore: Collection[str] = ()
-) -> int:
+def highest_generation(run_dir: str | Path, ledger: Summary | None = None) -> int:
     """The highest generation that has left anything in the run directory; 0 for a new run.
 
-    `ledger`: its sum, if it has been read. `ignore`: names of checkpoints that are no trace of it.
+    `ledger`: its sum, if it has been read.
     """
-    found = [0, *log_generations(run_dir)]
+    found = [newest_life(run_dir, ledger)]
     checkpoints = Path(run_dir) / CHECKPOINTS
     for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
-        names = set(names_in(folder)).difference(ignore)
-        found += [int(m[1]) for name in names if (m := _CHECKPOINT.fullmatch(name))]
-    return max(*found, (ledger or summary.read(run_dir)).generation)
+        found += [int(m[1]) for name in names_in(folder) if (m := _CHECKPOINT.fullmatch(name))]
+    return max(found)
+
+
+def why_left(run: Path, generation: int, step: int) -> str | None:
+    """Why the run has left a state that an older life has; None where each later life has gone on
+    from it by memory.
+
+    A life decides what the run is: all that lies beyond the state from which it goes on is a branch
+    that the run has left. What is saved late, while newer lives train, must not be on one. Raises
+    OSError.
+    """
+    ledger = summary.read(run)
+    if generation <= ledger.void:
+        return f"the ranks of generation {ledger.void} differed"
+    starts = {it["generation"]: it for it in read_ledger(run) if it["event"] == "start"}
+    for life in range(generation + 1, newest_life(run, ledger) + 1):
+        if (start := starts.get(life)) is None:
+            return (
+                f"generation {life} of this run has begun, and the ledger does not say from where"
+            )
+        if start.get("source") != "memory" or start.get("step", -1) < step:
+            source = start.get("source", "an unknown state")
+            return f"generation {life} of this run has begun from {source}"
+    return None

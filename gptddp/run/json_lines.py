@@ -25,31 +25,33 @@ def parse_event(line: bytes) -> dict[str, Any] | None:
     if (event := parse(line)) is None:
         return None
     name, time, generation = (event.get(key) for key in ("event", "time", "generation"))
-    right = isinstance(name, str) and isinstance(time, float) and is_generation(generation)
-    return event if right else None
-
-
-def is_generation(value: Any) -> bool:
-    """May this be the number of a life?"""
-    return type(value) is int and 0 <= value < MOST_LIVES
+    is_life = type(generation) is int and 0 <= generation < MOST_LIVES
+    return event if is_life and isinstance(name, str) and isinstance(time, float) else None
 
 
 def backwards(path: Path) -> Iterator[bytes]:
-    """The lines of a file from its last to its first, without their ends; reads no more than asked.
+    """The lines of a file from its last to its first; none of a file that is not there.
 
-    Raises OSError.
+    Without their ends; no more is read than is asked for. Raises OSError.
     """
-    with open(path, "rb") as file:
-        yield from _backwards(file)
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        for _, line in lines_back(file):
+            yield line
 
 
-def _backwards(file: IO[bytes]) -> Iterator[bytes]:
+def lines_back(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """The same of an open file; with each line the byte at which it begins."""
     end, rest, size = file.seek(0, 2), b"", _FIRST_BYTES
     while end:
         begin = max(0, end - size)
         file.seek(begin)
-        rest, *lines = (file.read(end - begin) + rest).split(b"\n")
-        yield from filter(None, reversed(lines))
+        block = file.read(end - begin) + rest
+        at = begin + len(block) + 1
+        rest, *lines = block.split(b"\n")
+        for line in reversed(lines):
+            at -= len(line) + 1
+            if line:
+                yield at, line
         end, size = begin, min(2 * size, _MOST_BYTES)
     if rest:
-        yield rest
+        yield 0, rest

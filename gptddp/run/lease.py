@@ -1,7 +1,7 @@
 """One job at a time has a run: `lease.json` in the run directory, which its holder keeps touching.
 
 It names the job, the life and the process that hold the run. A life that follows the holder's takes
-it over at once: it knows that one to be over (distributed/lives.py). So does any process that sees
+it over at once: it knows that one to be over (`known_lives`). So does any process that sees
 that the holder is dead, which one of the same machine and process namespace can. All others poll
 the file: while its time of change moves, a job of another name is refused, and one of the same name
 waits; when it has stood still for EXPIRY_S, by the poller's own clock, it is taken over. No clock
@@ -46,7 +46,6 @@ class Lease:
         self.path, self.me = path, me
         self.expired = expired  # the lease that a full disk has kept us from replacing
         self.lost = ""  # why the run is another's
-        self._torn: bytes | None = None  # what was no lease at the last look
         self._over = threading.Event()
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
@@ -66,17 +65,6 @@ class Lease:
         if self.lost:
             raise Superseded(self.lost)
 
-    def elsewhere(self) -> str:
-        """Why the run may be another's at this moment, by the file itself; "" while it is ours.
-
-        Nothing is written: it may be asked after `release`. Raises OSError.
-        """
-        seen = lease_file.read(self.path)
-        lease = lease_file.parse(seen[0]) if seen else None
-        if lease and lease["holder"] == self.me["holder"]:
-            return self.lost
-        return self.lost or f"{self.path} is not of this life"
-
     def release(self) -> None:
         """Remove the lease: nothing will be committed any more."""
         self.close()
@@ -93,7 +81,6 @@ class Lease:
         while not self._over.wait(PERIOD_S):
             try:
                 self.check()
-                self._mend()
                 os.utime(self.path)
                 warned = False
             except Superseded:
@@ -102,19 +89,6 @@ class Lease:
                 if not warned:  # once for each outage
                     log.warning("%s cannot be renewed (%s)", self.path, error.strerror)
                 warned = True
-
-    def _mend(self) -> None:
-        """Write ours anew in the place of what is no lease at two looks, a period apart.
-
-        Who follows us, or has our name, could not know us by it. At the first look it may be
-        another's, in the writing. Raises as `check` does.
-        """
-        seen = lease_file.read(self.path)
-        torn = seen[0] if seen and lease_file.parse(seen[0]) is None else None
-        if seen and torn is not None and torn == self._torn:
-            lease_file.remove_if_unchanged(self.path, seen)
-            self.check()
-        self._torn = torn
 
 
 class Claim:
@@ -192,9 +166,7 @@ class Claim:
             text = "run %s: waiting %.0f s to see whether %s is still there"
             log.warning(text, self.path.parent, EXPIRY_S, what)
         elif seen != self._seen:
-            # one that is torn may just be in the writing, by the next life of who is waited for
-            torn = lease is None and lease_file.parse(self._seen[0]) is not None
-            self._renewals = 0 if torn else self._renewals + 1
+            self._renewals += 1
             self._end = math.inf
         self._seen = seen
         if self._end == math.inf:
@@ -210,7 +182,8 @@ class Claim:
     def _refuse_or_wait(self, holder: dict[str, Any] | None, now: float) -> None:
         """Somebody renews the lease: who has our name may be our job, cut off from these pods."""
         run, who = self.path.parent, lease_file.describe(holder)
-        if not holder or not holder.get("job") or holder["job"] != self._me["job"]:
+        # one that is torn may just be in the writing, by the next life of who is waited for
+        if holder and (not holder.get("job") or holder["job"] != self._me["job"]):
             raise ConfigError(
                 f"run {run} is in use by {who}, which renewed {LEASE} a moment ago: "
                 "stop that job first, or give another --run-dir"
@@ -218,9 +191,9 @@ class Claim:
         if now >= self._next_word:
             self._next_word = now + _WORD_S
             text = (
-                "run %s: waiting as long as %s renews %s: it has the name of this job, but none of "
-                "these pods was in its present life (it is in another cluster, or cut off from "
-                "these pods). To train here, stop that one; to end the wait, delete this job"
+                "run %s: waiting as long as %s renews %s: none of these pods was in its present "
+                "life (it is in another cluster, or cut off from these pods). To train here, stop "
+                "that one; to end the wait, delete this job"
             )
             log.warning(text, run, who, LEASE)
 
@@ -239,8 +212,8 @@ class Claim:
 def is_theirs(run: Path, lives: Iterable[str]) -> bool:
     """Is the run's lease that of one of these lives, or nobody's? Raises OSError.
 
-    With the lives of a pod (`lives.noted()`): has no other job, and no life that the pod was not
-    in, the run? One that has died counts until its lease is taken over.
+    With the lives of a pod (`known_lives.noted()`): has no other job, and no life that the pod was
+    not in, the run? One that has died counts until its lease is taken over.
     """
     seen = lease_file.read(run / LEASE)
     lease = lease_file.parse(seen[0]) if seen else None

@@ -42,7 +42,6 @@ class Lines:
         self._thread: threading.Thread | None = None
         self._closed = self._hurried = False
         self._error: str | None = None
-        self._passed: str | None = None  # the last error that a later try has mended
         self._since = 0.0  # monotonic: since when lines wait for the disk
 
     def append(self, obj: Mapping[str, Any]) -> None:
@@ -96,11 +95,6 @@ class Lines:
             return f"{self.path} has taken nothing for {waited_s:.0f} s"
         return self._error
 
-    def passed(self) -> str | None:
-        """The error that the disk has had since the last call, and has no more."""
-        error, self._passed = self._passed, None
-        return error
-
     def close(self, timeout_s: float = 1.0) -> None:
         """Write the lines that wait, if the disk takes them in time."""
         settled = self.settle(timeout_s)
@@ -137,7 +131,7 @@ class Lines:
                 self._write()
                 if sync or len(self._unsynced) >= self.sync_every:
                     self._sync()
-                self._passed, self._error = self._error or self._passed, None
+                self._error = None
             except OSError as error:
                 self._error = explain(OSError(error.errno, error.strerror, str(self.path)))
                 self._close()  # the next try opens anew: a stale handle never recovers

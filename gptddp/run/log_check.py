@@ -2,10 +2,8 @@
 
 `chain_fp` of a step folds its `batch_fp` into that of the step before, so each line follows from
 the one before it, or one of them is not what was written. A log of another run, which follows in
-itself, has another `chain_fp` than the ledger has for the same step. So has one of the same rows
-with other numbers, as of another learning rate: by `state_fp`, where both have it. The training
-uses neither, as it goes on from checkpoints. But what is printed and compared must not look whole
-where it is not.
+itself, has another `chain_fp` than the ledger has for the same step; one of the same rows with
+other numbers has another `state_fp`. The training uses neither, as it goes on from checkpoints.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.config import shown
+from gptddp.run import branches
 from gptddp.run.directory import LEDGER
-from gptddp.run.history import Line, first_step, is_step, last_step, log_generations, read_ledger
+from gptddp.run.history import Line, is_step, read_ledger
+from gptddp.run.json_lines import MOST_STEPS
 from gptddp.run.progress import FINGERPRINT, fold
 
 _FIX = (
@@ -23,16 +23,16 @@ _FIX = (
     "lost nothing, as it goes on from checkpoints"
 )
 _SHOWN = 3  # gaps, and lines that are wrong
+PRINTED = ("start", "checkpoint", "stop")  # events that give a step its fingerprints
+PRINTS = ("batch_fp", "chain_fp", "state_fp")
 
 
 class LogCheck:
-    """Made before a history is read, and told each of its lines, in order."""
+    """Made before a history is read; `add` takes each of its lines, in order."""
 
     def __init__(self, run_dir: str | Path) -> None:
         """Raises OSError."""
-        self.prints: dict[int, dict[str, int]] = {}  # of the ledger, by step
-        for step, prints in _lineage(read_ledger(run_dir)):
-            self.prints[step] = self.prints.get(step, {}) | prints
+        self.prints = lineage(read_ledger(run_dir))
         self._gaps: list[tuple[int, int]] = []
         self._wrong: list[str] = []
         self._step, self._generation = 0, 0  # of the line before
@@ -54,9 +54,9 @@ class LogCheck:
             last = f"step {self._step} (generation {self._generation})"
             after = last if self._step else "the beginning of a run"
             self._wrong.append(f"{name} does not follow from {after}")
-        for field, there in self.prints.get(step, {}).items():
-            if _print(line, field) not in (None, there):
-                self._wrong.append(f"{name} has another {field} than {LEDGER}")
+        other = (it for it, there in self.prints.get(step, ()) if line.get(it) not in (None, there))
+        for field in dict.fromkeys(other):
+            self._wrong.append(f"{name} has another {field} than {LEDGER}")
         self._step, self._generation, self._chain = step, generation, chain
 
     def found(self) -> str | None:
@@ -71,7 +71,7 @@ class LogCheck:
         return "; ".join(parts) or None
 
 
-def told(run_dir: str | Path, wrong: str) -> str:
+def not_whole(run_dir: str | Path, wrong: str) -> str:
     """What has been found, with the run and the fix."""
     return f"the log of run {run_dir} is not whole, or not all of it this run's: {wrong}: {_FIX}"
 
@@ -80,67 +80,37 @@ def gap_text(gaps: Iterable[tuple[int, int]]) -> str:
     """`steps 5 to 6, 9`: from the first to the last step of each, the first three of them."""
     gaps = list(gaps)
     shown = [f"{a} to {b}" if a < b else f"{a}" for a, b in gaps[:_SHOWN]]
-    more = f" and {len(gaps) - _SHOWN} more gaps" if len(gaps) > _SHOWN else ""
+    more = f" and {len(gaps) - _SHOWN} more" if len(gaps) > _SHOWN else ""
     many = len(gaps) > 1 or gaps[0][0] < gaps[0][1]
     return f"step{'s' if many else ''} {', '.join(shown)}{more}"
 
 
-def _lineage(events: Iterable[Mapping[str, Any]]) -> list[tuple[int, dict[str, int]]]:
-    """Steps that the run has had, and the fingerprints that its starts, saves and stops give them.
+def lineage(events: Iterable[Mapping[str, Any]]) -> dict[int, list[tuple[str, Any]]]:
+    """Steps of the run, and each fingerprint that its starts, saves and stops give them.
 
-    A life leaves all that lies beyond the step that it begins from. An event may stand behind those
-    of newer lives, if a full disk or a late save has put it off.
+    As the ledger has them: what is no fingerprint is no step's. A life leaves all that lies beyond
+    the step that it begins from. An event may stand behind those of newer lives, if a full disk or
+    a late save has put it off.
     """
-    known: list[tuple[int, dict[str, int]]] = []
+    known: dict[int, list[tuple[str, Any]]] = {}
     in_order = sorted(events, key=lambda event: event["generation"])
+    ways = branches.of(in_order)
     for _, group in groupby(in_order, key=lambda event: event["generation"]):
-        own: dict[int, dict[str, int]] = {}
-        began = 0
-        for event in group:
-            if event["event"] not in ("start", "checkpoint", "stop") or event.get("error"):
-                continue
-            if is_step(event):
-                prints = {name: _print(event, name) for name in ("chain_fp", "state_fp")}
-                there = {name: value for name, value in prints.items() if value is not None}
-                own[event["step"]] = own.get(event["step"], {}) | there
-            if event["event"] == "start" and type(step := event.get("step")) is int:
-                began = step
-                while known and known[-1][0] > began:
-                    known.pop()
-        known += sorted((it for it in own.items() if it[0] >= began), key=lambda it: it[0])
-    return known
+        own = [it for it in group if it["event"] in PRINTED and not it.get("error")]
+        start = next((it["step"] for it in own if it["event"] == "start" and is_done(it)), None)
+        if start is not None:  # a run that begins anew may have another state of step 0
+            known = {step: it for step, it in known.items() if start and step <= start}
+        for event in filter(is_done, own):
+            on_way = branches.is_on(ways, event["generation"], event["step"])
+            if event["step"] >= (start or 0) and on_way:
+                prints = [(it, event[it]) for it in PRINTS if event.get(it) is not None]
+                known.setdefault(event["step"], []).extend(prints)
+    return dict(sorted(known.items()))
 
 
-def at_start(
-    run_dir: str | Path, step: int, chain_fp: str, line: Line | None, kept: Iterable[int]
-) -> str | None:
-    """What is wrong with the log's line of the step that a life goes on from; None: nothing is.
-
-    `line`: the log's; `kept`: the steps whose lines memory has kept. No more of the logs is read
-    than a start reads, however old the run is. Raises OSError.
-    """
-    if not step or line is None and step in kept:
-        return None
-    if line is None:
-        return f"it lacks {gap_text([(1 + last_step(run_dir, below=step), step)])}"
-    if line.get("chain_fp") != chain_fp:
-        theirs = shown(line.get("chain_fp"))
-        return f"its step {step} has the chain_fp {theirs}, and the state of this run {chain_fp!r}"
-    return None
-
-
-def holes(run_dir: str | Path) -> str | None:
-    """The steps that lie between the logs, and in none of them; None where there are none.
-
-    By the first and the last line of each: `LogCheck` sees all, and reads all. Raises OSError.
-    """
-    ends = [(first_step(run_dir, it), last_step(run_dir, it)) for it in log_generations(run_dir)]
-    gaps, done = [], 0
-    for first, last in sorted(it for it in ends if it[0]):
-        if first > done + 1:
-            gaps.append((done + 1, first - 1))
-        done = max(done, last)
-    return f"it lacks {gap_text(gaps)}" if gaps else None
+def is_done(event: Mapping[str, Any]) -> bool:
+    """Does an event say how many steps were done? A foreign one may have anything."""
+    return type(step := event.get("step")) is int and 0 <= step < MOST_STEPS
 
 
 def _print(line: Line, name: str) -> int | None:

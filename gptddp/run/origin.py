@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gptddp.config import Config
 from gptddp.errors import BadMessage, ConfigError
-from gptddp.flags import from_values
+from gptddp.flags import from_saved
 
 
 @dataclass(frozen=True)
@@ -15,21 +15,22 @@ class Origin:
     """Where a life of the run goes on from: the same on every rank."""
 
     config: Config  # resolved
-    changes: list[dict[str, Any]]  # field, old, new: what the life before had other than `config`
     generation: int
     step: int  # finished steps
-    meta: dict[str, Any]  # of the state, see Progress; {} when the run begins
     source: str  # the checkpoint's name, "memory" or "scratch"
-    redo: int  # steps that an earlier life has done beyond `step`
-    last_line: dict[str, Any] | None  # of the log, by any life
-    line: dict[str, Any] | None  # of `step`, there
     run_id: str  # of this run directory's content, unique for ever
-    parent: str | None  # the checkpoint that this life descends from
-    snapshot_rank: int | None  # the one whose snapshot this life goes on from
-    late: str | None  # the checkpoint that a launcher makes of a snapshot meanwhile
-    quarantine: dict[
-        int, list[int]
-    ]  # what earlier lives decided beyond `step`, see run/quarantine.py
+    redo: int = 0  # steps that an earlier life has done beyond `step`
+    line: dict[str, Any] | None = None  # of `step`, in the log
+    parent: str | None = None  # the checkpoint that this life descends from
+    snapshot_rank: int | None = None  # the one whose snapshot this life goes on from
+    late: str | None = None  # the checkpoint that a launcher makes of a snapshot meanwhile
+    # what earlier lives decided beyond `step`, by step
+    quarantine: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def holder(self) -> int:
+        """The rank that has the tensors."""
+        return self.snapshot_rank or 0
 
     def to_json(self) -> dict[str, Any]:
         """As the other ranks are told."""
@@ -46,10 +47,8 @@ class Origin:
         for name, kinds in _KINDS.items():
             if type(values[name]) not in kinds:
                 raise BadMessage("rank 0", f"an origin whose {name} is {values[name]!r:.80}")
-        if not all(isinstance(it, dict) and it.keys() == _CHANGE for it in values["changes"]):
-            raise BadMessage("rank 0", f"an origin whose changes are {values['changes']!r:.80}")
         try:
-            config = from_values(values["config"], "the configuration of rank 0")
+            config = from_saved("the configuration of rank 0", values["config"])
             quarantine = {int(at): [*map(int, groups)] for at, groups in values["quarantine"]}
         except (ConfigError, TypeError, ValueError, OverflowError) as error:
             raise BadMessage("rank 0", f"an origin that cannot be used ({error})") from None
@@ -57,16 +56,12 @@ class Origin:
 
 
 _NONE = type(None)
-_CHANGE = {"field", "old", "new"}
 _KINDS: dict[str, tuple[type, ...]] = {
     "config": (dict,),
-    "changes": (list,),
     "generation": (int,),
     "step": (int,),
-    "meta": (dict,),
     "source": (str,),
     "redo": (int,),
-    "last_line": (dict, _NONE),
     "line": (dict, _NONE),
     "run_id": (str,),
     "parent": (str, _NONE),

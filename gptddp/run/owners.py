@@ -11,21 +11,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-OWNERS = (
-    "training",  # steps that no life had finished before
-    "waiting",  # for a slower rank
-    "data",  # waiting for the rows of a step
-    "evaluation",
-    "checkpoint",  # what saves take from training
-    "redone",  # steps that a lost life had finished
-    "detection",  # from the last step, the one in flight included, until a fault is noticed
-    "reforming",  # from then until all ranks of the next life have begun
-    "reload",  # until its first step is done
-    "start",  # the same, of a life that follows no fault
-    "stopped",  # nobody trained, and nobody was meant to
-    "books",  # log, ledger and metrics, on rank 0
-    "other",
-)
+ABOUT = {
+    "training": "steps that no life had finished before",
+    "waiting": "for a slower rank",
+    "data": "waiting for the rows of a step",
+    "evaluation": "measuring the validation loss",
+    "checkpoint": "what saves take from training, and the last save of a life",
+    "redone": "steps that a lost life had finished",
+    "detection": "from the last step, the one in flight included, until a fault was noticed",
+    "reforming": "until all ranks of the next life had begun",
+    "reload": "of a life after a fault, until its first step was done",
+    "start": "of a first life, or one after a stop, until its first step was done",
+    "stopped": "nobody trained, and nobody was meant to",
+    "books": "log, ledger and metrics, on rank 0",
+    "other": "the rest of the loop",
+}
+OWNERS = tuple(ABOUT)
 LOSSES = OWNERS[1:]
 _OF_PHASE = {
     "step": "training",
@@ -72,24 +73,21 @@ class Owners:
         nobody knows have no owner.
         """
         with suppress(LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-            self._add(event)
-
-    def _add(self, event: Mapping[str, Any]) -> None:
-        kind, generation = event["event"], event["generation"]
-        if kind == "start" and generation > self.generation:
-            self._next(event)
-        elif generation != self.generation or kind not in ("checkpoint", "stop", "end"):
-            return
-        if kind == "stop":
-            self.stop_time = float(event["time"])
-        elif kind == "end":
-            self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
-            self.survived = bool(event.get("survived", event.get("phases")))
-        if kind != "checkpoint" and "since_s" in event:
-            since_s = float(event["since_s"])
-            self.since_s = since_s if 0 <= since_s < math.inf else None
-        if told := event.get("phases"):
-            self._hear({str(name): [float(it) for it in row] for name, row in told.items()})
+            kind, generation = event["event"], event["generation"]
+            if kind == "start" and generation > self.generation:
+                self._next(event)
+            elif generation != self.generation or kind not in ("checkpoint", "stop", "end"):
+                return
+            if kind == "stop":
+                self.stop_time = float(event["time"])
+            elif kind == "end":
+                self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
+                self.survived = bool(event.get("survived", event.get("phases")))
+            if kind != "checkpoint" and "since_s" in event:
+                since_s = float(event["since_s"])
+                self.since_s = since_s if 0 <= since_s < math.inf else None
+            if told := event.get("phases"):
+                self._hear({str(name): [float(it) for it in row] for name, row in told.items()})
 
     def _hear(self, phases: dict[str, list[float]]) -> None:
         rows = phases.values()

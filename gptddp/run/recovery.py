@@ -12,8 +12,9 @@ from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from gptddp.run.history import backwards_if_there, log_path
-from gptddp.run.json_lines import parse
+from gptddp.run.directory import log_path
+from gptddp.run.history import newest_lost_life
+from gptddp.run.json_lines import backwards, parse
 from gptddp.run.summary import Summary
 
 PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")  # of a `recovered` event
@@ -36,13 +37,13 @@ class Last:
 
 
 def last_life(
-    ledger: Summary,
-    line: Mapping[str, Any] | None,
-    fault: Mapping[str, Any] | None,
-    run_dir: Path,
+    ledger: Summary, line: Mapping[str, Any] | None, fault: Mapping[str, Any] | None, run_dir: Path
 ) -> Last | None:
-    """From the ledger, the log's last line, and the fault in a snapshot: None for a new run."""
-    if not ledger.life or line is None:
+    """From the ledger, the log's last line, and the fault in a snapshot.
+
+    None for a new run, and where the ledger has lost that life. Raises OSError.
+    """
+    if not ledger.life or line is None or newest_lost_life(run_dir, ledger):
         return None
     if fault and fault["cause"] == UNKNOWN:  # it was left while the life went on
         fault = None
@@ -62,7 +63,7 @@ def last_life(
 
 def _logged(run_dir: Path, generation: int, until: float) -> dict[str, Any]:
     """The last phases in the log of a life, and the seconds from then `until` its last step."""
-    lines = map(parse, backwards_if_there(log_path(run_dir, generation)))
+    lines = map(parse, backwards(log_path(run_dir, generation)))
     for line in islice(lines, _MOST_LINES):
         if line and "phases" in line:
             with suppress(LookupError, TypeError, ValueError):  # foreign

@@ -1,7 +1,6 @@
 """The beginning of a life: all ranks find the newest state, wherever it is."""
 
 import contextlib
-import dataclasses
 import logging
 import time
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import late, snapshot
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config
 from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment
@@ -17,38 +17,29 @@ from gptddp.distributed.waiting import Tell
 from gptddp.errors import BadMessage, ConfigError
 from gptddp.files import MISPLACED, exists, explain, make_folder, may_pass, patiently
 from gptddp.flags import of_run
-from gptddp.run.directory import CONFIG
+from gptddp.run.directory import LEDGER
 from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
 from gptddp.training.changes import check_given, check_same_data, identity
-from gptddp.training.choose import NewestState, checked
+from gptddp.training.choose import checked
 from gptddp.training.clock import PhaseClock
-from gptddp.training.life import Life
 from gptddp.training.opening import open_run
-from gptddp.training.stop import StopFlag
 
 log = logging.getLogger(__name__)
 
 _TELL_S = 1.0  # between two words to the other ranks, who wait too
 
 
-def begin(
-    config: Config, dataset: Dataset, world: World, stop: StopFlag, clock: PhaseClock
-) -> Life:
-    """All ranks: a new life of the run, from the newest valid state on disk or in any memory.
+def newest_state(
+    config: Config, dataset: Dataset, world: World, clock: PhaseClock
+) -> tuple[Origin, SavedState, Lease | None]:
+    """All ranks: what the run goes on from, what this rank has of it, and rank 0's hold on the run.
 
-    Raises ConfigError, DataError and CheckpointError, on every rank, as `open_run` does.
-    """
-    return Life(newest_state(config, dataset, world), world, stop, clock)
+    Rank 0 reads the storage, every rank its memory; the newest valid state counts.
 
-
-def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
-    """All ranks: rank 0 reads the storage, every rank its memory; the newest valid state goes on.
-
-    One reader, one opinion: with a part of the chunks on each rank, a node whose view of a network
-    volume is old would have a good checkpoint set aside. It would save a part of the reading of a
-    cold start, of which the broadcast is the larger half (0.5 GB, four ranks on two cores: 1.1 to
-    2.4 s, in parts 0.9 to 1.9 s), and each rank would hold the state twice.
+    Only one rank reads a checkpoint. If each read a part, a node whose view of a network volume is
+    old would have a good checkpoint set aside, and each rank would hold the state twice; it would
+    save 0.2 to 0.5 s of 1.1 to 2.4 s (0.5 GB, four ranks on two cores).
     """
     path = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
     left = snapshot.usable(path) if path else None
@@ -58,17 +49,16 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     given, data = world.gather(of_run(config)), world.gather(identity(dataset))
     loaded: Any = None
     lease: Lease | None = None
-    read_s = 0.0
 
     def on_rank_0(tell: Tell) -> dict[str, Any]:
-        nonlocal loaded, lease, read_s
+        nonlocal loaded, lease
         lease = take_run(config, world, tell)
-        began = time.monotonic()
+        clock.enter("restore")
         with _released_by_an_error(lease, config.run_dir):
             check_same_data(data, world)
-            origin, loaded = open_run(config, dataset, world, brought, saving, tell)
+            origin, loaded = open_run(config, dataset, world, brought, saving, lease.check, tell)
             check_given(given, origin.config, world)
-        read_s = time.monotonic() - began
+        clock.enter("init")
         return origin.to_json()
 
     # All ranks have met in `gather`, so every pod has noted this life before its lease is there.
@@ -76,14 +66,14 @@ def newest_state(config: Config, dataset: Dataset, world: World) -> NewestState:
     if origin.config.on_bad == "fail":  # files that this rank alone lacks
         patiently(dataset.check_whole)
     if verdict and world.rank == origin.snapshot_rank and origin.late not in (None, *saving):
-        _ask_for_late_save(verdict.parent)
-    source = origin.snapshot_rank or 0
+        try:  # its launcher saves the snapshot that this life goes on from
+            late.ask(verdict.parent)
+        except OSError as error:
+            log.warning("no checkpoint is made of the state left in memory: %s", error)
     # `loaded` is on rank 0, or nowhere
-    state = left if world.rank == origin.snapshot_rank else loaded
-    meta, lines, events, fault = _of_the_source(world, state, source)
-    origin = dataclasses.replace(origin, meta=meta)
-    tensors = state.tensors if state else None
-    return NewestState(origin, source, tensors, lines, events, fault, path, lease, read_s)
+    mine = left if world.rank == origin.snapshot_rank else loaded
+    state = _with_what_goes_with_it(world, origin, mine or SavedState(origin.source))
+    return origin, state, lease
 
 
 @contextlib.contextmanager
@@ -98,41 +88,26 @@ def _released_by_an_error(lease: Lease, run_dir: str) -> Iterator[None]:
         raise
 
 
-def _of_the_source(
-    world: World, state: Any, source: int
-) -> tuple[dict[str, Any], list[Any], list[Any], Any]:
-    """All ranks: what goes with the state that rank `source` has: meta, lines, events, fault."""
-    mine: Any = ({}, [], [], None)
-    if isinstance(state, snapshot.Snapshot):
-        mine = state.meta, state.lines, state.events, state.fault
-    elif state:
-        mine = state.meta, [], [], None
-    return _checked(world.broadcast_value(mine, source), world.names[source])
-
-
-def _checked(sent: Any, sender: str) -> tuple[dict[str, Any], list[Any], list[Any], Any]:
-    """What a rank has sent beside its tensors: meta, lines, events, fault; else BadMessage."""
+def _with_what_goes_with_it(world: World, origin: Origin, mine: SavedState) -> SavedState:
+    """All ranks: the tensors that this rank has, and what else the rank that has them knows."""
+    sent: Any = mine.meta, mine.lines, mine.events, mine.fault
+    sent = world.broadcast_value(sent, origin.holder)
     try:
         meta, lines, events, fault = sent
         _ = [int(line["step"]) for line in lines], [str(event["event"]) for event in events]
-        return dict(meta), list(lines), list(events), None if fault is None else dict(fault)
+        about: Any = {"meta": dict(meta), "lines": list(lines), "events": list(events)}
+        about["fault"] = None if fault is None else dict(fault)
     except (LookupError, TypeError, ValueError, OverflowError):  # the last: of Infinity
+        sender = world.names[origin.holder]
         raise BadMessage(sender, f"{sent!r:.80} for a state to go on from") from None
-
-
-def _ask_for_late_save(folder: Path) -> None:
-    """The rank whose snapshot this life goes on from: its launcher is to save it meanwhile."""
-    try:
-        late.ask(folder)
-    except OSError as error:
-        log.warning("no checkpoint is made of the state left in memory: %s", error)
+    return SavedState(origin.source, origin.step, mine.tensors, **about)
 
 
 def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease:
     """Rank 0 only: make the run directory, and take its lease for this life of the job."""
     run = Path(config.run_dir)
     try:
-        if not (begun := patiently(lambda: exists(run / CONFIG))):
+        if not (begun := patiently(lambda: exists(run / LEDGER))):
             patiently(lambda: make_folder(run))
         claim = Claim(run, world.job, world.life, world.follows, known=begun)
         began = time.monotonic()
@@ -143,5 +118,5 @@ def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease
         if may_pass(error):
             raise
         raise ConfigError(
-            f"run {config.run_dir}: cannot be used: {explain(error)}; or use another --run-dir"
+            f"run {config.run_dir} cannot be used: {explain(error)}; or give another --run-dir"
         ) from error

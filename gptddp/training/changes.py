@@ -1,41 +1,49 @@
-"""What a continued run is given other values for: said, in the ledger, and then in config.json."""
+"""What a continued run is given other values for: taken, and recorded; or refused."""
 
 import dataclasses
 import json
 import logging
-import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from gptddp import __version__
-from gptddp.budget import used_up
-from gptddp.config import FIXED, KEPT, Config
+from gptddp.config import FIXED, KEPT, Config, with_preset
 from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World
+from gptddp.distributed.hardware import numerics
 from gptddp.errors import ConfigError, DataError
-from gptddp.files import explain
-from gptddp.flags import changed, differences
-from gptddp.model.schedule import lr_at
-from gptddp.run.directory import CONFIG, save_config, unknown_fields
-from gptddp.run.history import Ledger
-from gptddp.run.origin import Origin
-from gptddp.run.progress import Progress
+from gptddp.flags import changed, continued, differences, flag, of_run, to_saved
+from gptddp.run.summary import Summary
+from gptddp.training.events import Events
 
 log = logging.getLogger(__name__)
 
 
-def changes(before: Config, config: Config) -> list[dict[str, Any]]:
-    """`field`, `old` and `new` of each field that a life has other than the life before it.
+def resolve(config: Config, world: World, run: Config | None) -> Config:
+    """The configuration of a life, every field closed.
 
-    Of those that are fixed, what a run of version 0.1.0 has left open: given once, it stays.
+    What is not given is as the run has it; a new run (None) is closed by preset, defaults and
+    hardware. Raises ConfigError where a field is given that the run has fixed to
+    another value.
     """
-    old, new = dataclasses.asdict(before), dataclasses.asdict(config)
-    names = [*changed(old, new, KEPT), *changed(old, new)]
-    return [{"field": it, "old": old[it], "new": new[it]} for it in names]
+    if run is None:
+        return _closed(config, world)
+    before = _closed(run, world)
+    if fields := changed(of_run(before), of_run(config)):
+        what = "; ".join(differences(of_run(before), of_run(config)))
+        job = f"; a job's manifest always names one: give it --preset {before.preset}"
+        raise ConfigError(
+            f"run {config.run_dir} was begun with another configuration ({what}): "
+            f"leave out {', '.join(map(flag, fields))} to continue it, "
+            f"or give another --run-dir{job if 'preset' in fields else ''}"
+        )
+    return continued(config, before)
+
+
+def _closed(config: Config, world: World) -> Config:
+    open_ = {k: v for k, v in numerics(world.device).items() if getattr(config, k) is None}
+    config = dataclasses.replace(config, **open_)
+    return with_preset(config, accelerator=world.device.type != "cpu")
 
 
 def check_given(given: Sequence[Any], config: Config, world: World) -> None:
@@ -76,77 +84,11 @@ def check_same_data(found: Sequence[Any], world: World) -> None:
                 )
 
 
-def write_config(run: Path, run_id: str, config: Config, generation: int) -> None:
-    """Write down what this life runs with, beside the fields of a newer version. Raises OSError."""
-    if unknown := unknown_fields(run):
-        log.warning(
-            "%s has fields that gptddp %s does not know, and trains without: %s; use the version "
-            "that the run was begun with",
-            run / CONFIG,
-            __version__,
-            ", ".join(unknown),
-        )
-    about = {"version": __version__, "torch": torch.__version__, "run_id": run_id}
-    save_config(run, about | {"config": fields_of(config) | unknown}, generation)
-
-
-def fields_of(config: Config) -> dict[str, Any]:
-    """The fields as a run keeps them."""
-    fields = dataclasses.asdict(config)
-    del fields["from_scratch"]  # of one start, and not of the run
-    return fields
-
-
-class Changes:
-    """Rank 0 only: the changes of a life, in the ledger first, and with them in config.json.
-
-    Where a life is killed in between, the next one goes on with what the ledger has. No checkpoint
-    is committed before config.json has what its steps were done with.
-    """
-
-    def __init__(self, origin: Origin) -> None:
-        self._origin = origin
-        self._unsaved = bool(origin.changes)
-
-    def record(self, ledger: Ledger) -> None:
-        """Before the first step: say them, and have them written as soon as the disk allows."""
-        origin = self._origin
-        for it in origin.changes:
-            ledger.event("changed", origin.generation, step=origin.step, **it)
-            what = it["field"], it["old"], it["new"]
-            log.info("changed after step %d: %s: %s -> %s", origin.step, *what)
-        before = {it["field"]: it["old"] for it in origin.changes}
-        progress = Progress.from_meta(origin.meta)
-        _tell_of_a_jump(dataclasses.replace(origin.config, **before), origin.config, progress)
-
-    def try_to_save(self, trouble: str | None) -> None:
-        """Once the ledger has them, or its `trouble` is known; else the next save does it."""
-        try:
-            if trouble is None:
-                self.save()
-        except OSError as error:
-            trouble = explain(error)
-        if self._unsaved:
-            log.warning("the run goes on, but its directory cannot be written: %s", trouble)
-
-    def save(self) -> None:
-        """Before a checkpoint is committed, and after the ledger is durable. Raises OSError."""
-        if self._unsaved:
-            origin = self._origin
-            run = Path(origin.config.run_dir)
-            write_config(run, origin.run_id, origin.config, origin.generation)
-            self._unsaved = False
-
-
-def _tell_of_a_jump(before: Config, config: Config, progress: Progress) -> None:
-    """The schedule is computed anew for the whole run: the learning rate may rise again."""
-    step, tokens, train_s = progress.step, progress.tokens, progress.train_s
-    old, new = (lr_at(step, c, tokens, train_s) for c in (before, config))
-    if not used_up(config, step, tokens, train_s) and not math.isclose(old, new, rel_tol=0.01):
-        log.warning(
-            "the learning rate of step %d is %.1e instead of %.1e, as its schedule is computed "
-            "anew: give another --lr if that is not meant",
-            step + 1,
-            new,
-            old,
-        )
+def record(recorded: Summary, config: Config, step: int, events: Events) -> None:
+    """Rank 0 only, before the first step: say what this life has other than the one before."""
+    if recorded.config is not None:
+        before, now = recorded.config, to_saved(config)
+        for field in changed(before, now, KEPT):
+            events.emit("changed", step=step, field=field, old=before[field], new=now[field])
+    if recorded.life and recorded.code != (code := environment.code()):
+        events.emit("changed", step=step, field="code", old=recorded.code, new=code)

@@ -2,39 +2,19 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from gptddp.distributed.connect import World
 from gptddp.errors import BadMessage, Diverged
 from gptddp.run.history import Ledger
-from gptddp.run.lease import Lease
-from gptddp.run.origin import Origin
 
 log = logging.getLogger(__name__)
 
 # The snapshot that a rank brings: run id, generation, step, digest; None where it has none.
 Brought = tuple[str, int, int, int] | None
 Snapshots = dict[int, tuple[int, int, int]]  # of this run: generation, step, digest by rank
-
-
-@dataclass(frozen=True)
-class NewestState:
-    """What all ranks go on from, and what this rank has of it."""
-
-    origin: Origin  # the same on every rank, `meta` of the state included
-    source: int  # the rank that has the tensors
-    tensors: Mapping[str, Tensor] | None  # there; None on the others, and where the run is new
-    lines: list[dict[str, Any]]  # steps that the log may lack, because rank 0 was lost with them
-    events: list[dict[str, Any]]  # that the ledger may lack, for the same reason
-    fault: dict[str, Any] | None  # why the snapshot was left, as its rank saw it
-    snapshot_path: Path | None  # where this rank leaves its state if a peer is lost
-    lease: Lease | None  # on rank 0: its hold on the run
-    read_s: float = 0.0  # on rank 0: of the storage, to find it
 
 
 def checked(brought: Sequence[Any]) -> list[Brought]:
@@ -73,7 +53,7 @@ def trusted(snapshots: Snapshots, void: int, run: Path, world: World) -> Snapsho
     return {rank: it for rank, it in snapshots.items() if it[0] > void}
 
 
-def newest_rank(snapshots: Snapshots, newest: tuple[int, int] | None) -> int | None:
+def rank_of_newest(snapshots: Snapshots, newest: tuple[int, int] | None) -> int | None:
     """The first rank with the newest state of this run, if no checkpoint is as new.
 
     By generation, then step, as with checkpoints (`newest`): a life that begins decides what the

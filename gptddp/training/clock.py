@@ -1,4 +1,4 @@
-"""Where the seconds go: each second of a rank belongs to one phase, and all ranks know all of them.
+"""Where the seconds go: each second of a rank belongs to one phase, and all ranks know the table.
 
 The table of all ranks rides in the all-reduce that there is before each step (training/agree.py),
 so it costs no message of its own, and a rank that survives rank 0 has it too.
@@ -14,7 +14,7 @@ from gptddp.distributed.hardware import PeakMemory
 
 PHASES = (
     "init",  # from the start of the trainer until the newest state is known
-    "restore",  # until it is on all ranks
+    "restore",  # while rank 0 reads it, and from then until it is on all ranks
     "warmup",  # the first step of a life
     "step",  # a step that no life had finished before, with the transport of its sums
     "redo",  # one that a lost life had finished
@@ -34,7 +34,7 @@ STATES = {  # of rank 0, by its phase; the rest is training
 STEPPING = ("warmup", "step", "redo")
 _WAIT = PHASES.index("wait")
 _BUSY = [PHASES.index(phase) for phase in (*STEPPING, "data_wait")]
-_TELL_US = 10_000_000  # of rank 0 between two records of the table in the log
+_RECORD_US = 10_000_000  # of rank 0 between two records of the table in the log
 
 
 class PhaseClock:
@@ -60,7 +60,7 @@ class PhaseClock:
         self.phase, self._since = phase, now
 
     def waited(self, seconds: float) -> int:
-        """So much of the present phase was spent waiting for other ranks; no more than there is.
+        """Count so much of the present phase as waiting for other ranks, but no more than it has.
 
         Returns whole microseconds.
         """
@@ -70,12 +70,12 @@ class PhaseClock:
         return micros
 
     def worked(self, micros: int, phase: str) -> None:
-        """So much of what counts as waiting was none, but belongs to `phase`."""
+        """Count so much of the waiting as `phase` instead."""
         self._ns["wait"] -= 1000 * micros
         self._ns[phase] += 1000 * micros
 
     def state(self, draining: bool) -> str:
-        """What this rank does now, in a word for who looks at it; `draining`: it is to stop."""
+        """What this rank does now, as a metric shows it; `draining`: it was asked to stop."""
         return "draining" if draining else STATES.get(self.phase, "training")
 
     def micros(self) -> np.ndarray:
@@ -128,9 +128,8 @@ class RankSeconds:
         the ranks have met, how many of them it was busy, and how many it has waited for the sums;
         then bytes.
         """
-        rows = np.zeros(
-            (len(self.micros), len(PHASES) + 3 + len(self.memory.kinds)), dtype=np.int64
-        )
+        width = len(PHASES) + 3 + len(self.memory.kinds)
+        rows = np.zeros((len(self.micros), width), dtype=np.int64)
         now = self.clock.micros()
         busy = now[_BUSY].sum() - self._met_busy
         met = round(1e6 * self.since_s), busy, self._sums
@@ -149,14 +148,14 @@ class RankSeconds:
         self.clock.waited(self._late[self._rank] / 1e6)
         before, now = int(self.micros[0].sum()), int(rows[0].sum())
         changed = not before or self.clock.phase != self._met_phase
-        self.is_due = changed or now // _TELL_US > before // _TELL_US
+        self.is_due = changed or now // _RECORD_US > before // _RECORD_US
         if self.is_due:
             self.memory.reset()
         self.micros = rows
         self._meet()
 
-    def told(self) -> dict[str, list[float]]:
-        """The table as JSON, as of when all had met: the seconds of each rank, by phase."""
+    def by_phase(self) -> dict[str, list[float]]:
+        """The table for log and ledger, as of when all had met: seconds of each rank, by phase."""
         rows = self.micros.copy()
         rows[:, _WAIT] += self._late
         seconds = {name: us / 1e6 for name, us in zip(PHASES, rows.T, strict=True)}

@@ -1,156 +1,158 @@
-"""What rank 0 says of a life to its reader, in lines of its pod's log."""
+"""Rank 0's readable lines of a life, in its pod's log; log and ledger have nearly all of it."""
 
 import logging
 import re
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from gptddp import budget
-from gptddp.run.in_force import why_ended
+from gptddp.checkpoint.run_state import why_ended
+from gptddp.run.code import named
 from gptddp.run.origin import Origin
-from gptddp.run.progress import Progress
-from gptddp.training.stalls import Stall
+from gptddp.run.owners import goodput
+from gptddp.training import results
+from gptddp.training.events import Event
 
-_RECENT = 20  # steps, by which the time that is left is known
+_RECENT = 20  # steps, by whose median the time that is left is known
+_NOTE, _WARN, _FAIL = logging.INFO, logging.WARNING, logging.ERROR
+# By kind of event: the level of its line, and the text, which takes its fields. gptddp-k8s reads
+# some of them (k8s/observe/progress.py).
+_TEXTS = {
+    "spike": (_WARN, "step {step}: {field} is {value:.4g}, where {usual:.4g} is usual"),
+    "slow": (
+        _WARN,
+        "step {step}: {name} is slow: it takes {ratio:.1f} times as long as the ranks' median",
+    ),
+    "slow_end": (_NOTE, "step {step}: {name} is as fast as the others again"),
+    "stall": (_WARN, "step {step} has not moved for {seconds:.0f} s: {where}"),
+    "still": (_WARN, "step {step} has not moved for {seconds:.0f} s: {where}"),
+    "stall_end": (_NOTE, "step {step} has moved, after {seconds:.0f} s"),
+}
 
 log = logging.getLogger(__name__)
 
 
 class Console:
-    """Rank 0 only: the readable lines; the JSON log has all of it."""
+    """A sink of events."""
 
     def __init__(self, origin: Origin) -> None:
-        self.origin, self.config = origin, origin.config
+        self._origin, self._config = origin, origin.config
         self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of steps, with their rows
-        self._unsaid: Callable[[], None] | None = None  # the line of the last step, if it had none
+        self._unsaid: Event | None = None  # the last step, where it has had no line
+        self._goodput: float | None = None  # of the run, as far as it is known
+        self._storage_fails = False
 
-    def began(self, params: int, device: str, world_size: int) -> None:
-        """The run and where this life goes on."""
-        c, origin = self.config, self.origin
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        if event["event"] in _TEXTS:
+            level, text = _TEXTS[event["event"]]
+            log.log(level, "%s", text.format_map(event))
+        elif action := getattr(self, f"_on_{event['event']}", None):
+            action(event)
+
+    def _on_end(self, event: Event) -> None:
+        # the cause may begin with the last step that a survivor has seen
+        cause = re.sub(r"^after step \d+: ", "", event["cause"])
+        log.warning("life %d ended after step %d: %s", event["generation"], event["step"], cause)
+
+    def _on_changed(self, event: Event) -> None:
+        field, old, new = event["field"], event["old"], event["new"]
+        if field == "code":
+            old, new = named(old), named(new)
+        log.info("changed after step %d: %s: %s -> %s", event["step"], field, old, new)
+
+    def _on_start(self, event: Event) -> None:
+        """The run, and where this life goes on."""
+        c, params, step = self._config, event["params"], event["step"]
         size = f"{params / 1e6:.1f} M" if params >= 1e5 else f"{params / 1e3:.1f} k"
-        what = f"{c.preset}, {size} parameters, {c.precision} on {device}"
+        what = f"{c.preset}, {size} parameters, {c.precision} on {event['device']}"
         rows = f"{c.batch} rows of {c.seq_len} tokens a step"
-        log.info("%s: %s, %s; %s", c.run_dir, what, _ranks(world_size), rows)
-        redo = f", {origin.redo} steps to do again" if origin.redo else ""
-        end = f" of {c.steps}" if origin.step <= (c.steps or 0) else ""
-        where = f"from {origin.source}, step {origin.step}{end}"
-        log.info("life %d: %s%s", origin.generation, where, redo)
+        log.info("%s: %s, %s; %s", c.run_dir, what, _ranks(event["world_size"]), rows)
+        redo = f", {event['redo']} steps to do again" if event["redo"] else ""
+        end = f" of {c.steps}" if step <= (c.steps or 0) else ""
+        where = f"from {event['source']}, step {step}{end}"
+        log.info("life %d: %s%s", event["generation"], where, redo)
 
-    def fault(self, generation: int, step: int, cause: str) -> None:
-        """How a life has ended that could not say so itself."""
-        cause = re.sub(r"^after step \d+: ", "", cause)  # the last one that a survivor has seen
-        log.warning("life %d ended after step %d: %s", generation, step, cause)
-
-    def slow(self, step: int, name: str, ratio: float) -> None:
-        """A rank is slower than the others for a while now."""
-        text = "step %d: %s is slow: it takes %.1f times as long as the ranks' median"
-        log.warning(text, step, name, ratio)
-
-    def fast(self, step: int, name: str) -> None:
-        """It is not any more."""
-        log.info("step %d: %s is as fast as the others again", step, name)
-
-    def stalled(self, stall: Stall) -> None:
-        """A step does not move, and where the ranks are."""
-        text = "step %d has not moved for %.0f s: %s"
-        log.warning(text, stall.step, stall.seconds, stall.text)
-
-    def moves(self, step: int, seconds: float) -> None:
-        """It has moved after all."""
-        log.info("step %d has moved, after %.0f s", step, seconds)
-
-    def step(
-        self,
-        line: Mapping[str, Any],
-        progress: Progress,
-        step_s: float,
-        goodput: float | None = None,
-        slow: Sequence[tuple[str, float]] = (),
-        trouble: bool = False,
-    ) -> None:
-        """A step that is skipped, an evaluation; every `log_every` steps loss, speed, time left.
-
-        `goodput`: of the run; `slow`: names of ranks that are slow, and how many times the median;
-        `trouble`: the storage fails at present.
-        """
+    def _on_step(self, event: Event) -> None:
+        """A step that is skipped, an evaluation; every `log_every` steps loss, speed, time left."""
+        line = event["line"]
         if line["loss"] is None:
             log.warning("step %d: loss or gradient not finite, step skipped", line["step"])
         if "val_loss" in line:
-            self.evaluated(line)
-        self._recent.append(step_s + line["data_wait_s"])
-        done = progress.step, progress.tokens, progress.train_s
-        self._unsaid = partial(self._step, line, done, goodput, slow, trouble)
-        if line["step"] % self.config.log_every == 0:
-            self._say()
+            self._evaluated(line)
+        self._recent.append(event["step_s"] + line["data_wait_s"])
+        if event["owned"]:
+            self._goodput = goodput(event["owned"])
+        self._unsaid = event
+        if line["step"] % self._config.log_every == 0:
+            self._say_step()
 
-    def _say(self) -> None:
-        if self._unsaid:
-            self._unsaid()
-        self._unsaid = None
-
-    def _step(
-        self,
-        line: Mapping[str, Any],
-        done: tuple[int, int, float],
-        goodput: float | None,
-        slow: Sequence[tuple[str, float]],
-        trouble: bool,
-    ) -> None:
-        c, (step, _, train_s) = self.config, done
-        left_s = (budget.last_step(c, *done) - step) * statistics.median(self._recent)
+    def _say_step(self) -> None:
+        """The line of the last step, once. gptddp-k8s reads it."""
+        event, self._unsaid = self._unsaid, None
+        if event is None:
+            return
+        c, line, train_s = self._config, event["line"], event["train_s"]
+        done = line["step"], line["tokens"], train_s
+        left_s = (budget.last_step(c, *done) - line["step"]) * statistics.median(self._recent)
         if c.max_time:
             left_s = min(left_s, c.max_time - train_s)
         left = max(0, int(left_s))
         loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
-        where = f"step {budget.shown(c, *done)}  loss {loss}  lr {line['lr']:.2e}"
-        speed = f"{line['tok_s'] / 1e3:.1f}k tok/s  {_ranks(line['world_size'])}"
-        rest = "" if goodput is None else f"  goodput {100 * goodput:.0f}%"
-        rest += "  storage fails" * trouble
-        if slow:
-            rest += "  slow: " + ", ".join(f"{name} {ratio:.1f}x" for name, ratio in slow[:4])
-        log.info("%s  %s  %d:%02d left%s", where, speed, left // 60, left % 60, rest)
+        parts = [
+            f"step {budget.shown(c, *done)}",
+            f"loss {loss}",
+            f"lr {line['lr']:.2e}",
+            f"{line['tok_s'] / 1e3:.1f}k tok/s",
+            _ranks(line["world_size"]),
+            f"{left // 60}:{left % 60:02d} left",
+        ]
+        if self._goodput is not None:
+            parts.append(f"goodput {100 * self._goodput:.0f}%")
+        if self._storage_fails:
+            parts.append("storage fails")
+        if slow := [f"{name} {ratio:.1f}x" for name, ratio in event["slow"].items()]:
+            parts.append("slow: " + ", ".join(slow[:4]))
+        log.info("%s", "  ".join(parts))
 
-    def evaluated(self, line: Mapping[str, Any]) -> None:
-        """The losses of an evaluation."""
+    def _on_completed(self, event: Event) -> None:
+        if event["evaluated"]:
+            self._evaluated(event["line"])
+
+    def _evaluated(self, line: Mapping[str, Any]) -> None:
         bpb = "" if line["val_bpb"] is None else f", {line['val_bpb']:.4f} bits a byte"
         log.info("step %d: validation loss %.4f%s", line["step"], line["val_loss"], bpb)
 
-    def quarantined(self, step: int, names: Sequence[str]) -> None:
-        """Row groups that are left out for good."""
-        log.warning("step %d: in quarantine from now on: %s", step, ", ".join(names))
+    def _on_quarantine(self, event: Event) -> None:
+        names = ", ".join(event["names"])
+        log.warning("step %d: in quarantine from now on: %s", event["step"], names)
 
-    def storage(self, trouble: str | None) -> None:
-        """The storage has begun to fail, or works again."""
-        if trouble:
-            log.error("STORAGE: %s; training goes on, and tries again", trouble)
+    def _on_storage(self, event: Event) -> None:
+        self._storage_fails = event["fails"]
+        if event["fails"]:
+            log.error("STORAGE: %s; training goes on, and tries again", event["trouble"])
         else:
             log.warning("STORAGE: it works again")
 
-    def mended(self, error: str) -> None:
-        """The storage has failed once, and has taken the same at the next try."""
-        log.warning("%s; it was tried again, and works", error)
+    def _on_waiting(self, event: Event) -> None:
+        minutes = event["limit_s"] / 60
+        until = ", or until the end of the grace period" * event["stopped"]
+        wait = f"waiting for the storage, at most {minutes:.0f} minutes{until}"
+        log.warning("step %d was the last; %s", event["step"], wait)
 
-    def waiting(self, step: int, limit_s: float, stopped: bool) -> None:
-        """The last checkpoint takes its time."""
-        until = ", or until the end of the grace period" * stopped
-        wait = f"waiting for the storage, at most {limit_s / 60:.0f} minutes{until}"
-        log.warning("step %d was the last; %s", step, wait)
-
-    def ended(self, step: int, cause: str, where: str) -> None:
-        """The life is over; `where` its last state is."""
-        self._say()
+    def _on_ended(self, event: Event) -> None:
+        """How the life has ended, where its last state is, and what has come out of the run."""
+        self._say_step()
+        step, cause = event["step"], event["cause"]
         verb = "stopped" if cause == "stopped" else "finished"
-        log.info("%s after step %d: %s", verb, step, where)
-        if cause in ("max_tokens", "max_time") or (cause == "steps" and step == self.origin.step):
-            log.info("%s", why_ended(self.config, cause, step))
-
-    def results(self, lines: Sequence[str]) -> None:
-        """What has come out of the run, a line each: for grep."""
-        for line in lines:
-            log.info("%s", line)
+        log.info("%s after step %d: %s", verb, step, event["where"])
+        nothing_done = cause == "steps" and step == self._origin.step
+        if cause in ("max_tokens", "max_time") or nothing_done:
+            log.info("%s", why_ended(self._config, cause, step))
+        for text in results.lines(event["results"]) if event["results"] else ():
+            log.info("%s", text)
 
 
 def _ranks(number: int) -> str:

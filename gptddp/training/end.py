@@ -4,13 +4,12 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gptddp.distributed.connect import World
-from gptddp.run.directory import finish
 from gptddp.run.lines import RETRY_S
 from gptddp.run.progress import Progress
 from gptddp.training.live_state import LiveState
@@ -20,7 +19,7 @@ from gptddp.training.stop import StopFlag
 WAIT_S = 600.0
 TELL_S = 5.0  # then the wait is told, and the state is left in memory too
 _MEET_S = 1.0  # between two meetings of the ranks
-_SCRAPE_S = 0.2  # the same, while a scrape is waited for
+SCRAPE_S = 0.2  # the same, while a scrape is waited for
 
 
 def save_last(
@@ -57,44 +56,30 @@ def save_last(
             why = f"the storage has not taken step {progress.step}, the last of its life"
             live.leave_snapshot(why)
             if waits and recorder:
-                recorder.console.waiting(progress.step, WAIT_S, stopped)
+                about = {"limit_s": WAIT_S, "stopped": stopped}
+                recorder.events.emit("waiting", step=progress.step, **about)
         if not waits and stopped:
             return False
         if not waits:
-            raise _unwritten(recorder)
+            trouble = recorder.saves.trouble if recorder else "rank 0 says why"
+            raise OSError(errno.EIO, f"the last checkpoint cannot be written: {trouble}")
 
 
 def wait_for_scrape(
     recorder: Recorder | None, world: World, stop: StopFlag, finished: bool = False
 ) -> None:
-    """All ranks: wait until Prometheus has the last numbers of rank 0.
+    """All ranks: wait until Prometheus has the last numbers of rank 0, or a rank is to stop.
 
-    Together: the first pod that has exited would make the operator delete the others. In a thread,
-    so that the ranks go on meeting. Where a rank is to stop, the others may be needed for the next
-    world: then nobody waits, unless all pods are to end, each within its grace period.
+    Together: the first pod that has exited would make the operator delete the others.
     """
-    leave = int(world.all_reduce(torch.tensor([stop.pod_leaves], dtype=torch.int64)))
-    enough = stop.must_hurry if leave == world.world_size else lambda: stop.asked
-    stopped = threading.Event()
-    waiting: threading.Thread | None = None
     if recorder:
         recorder.last_numbers(finished)
-        wait = partial(recorder.wait_for_scrape, stopped.is_set)
-        waiting = threading.Thread(target=wait, name="scrape", daemon=True)
-        waiting.start()
     while True:
-        if waiting:
-            waiting.join(_SCRAPE_S)
-        flags = [waiting is not None and waiting.is_alive(), enough()]
+        flags = [recorder is not None and recorder.awaits_scrape, stop.asked]
         waits, stops = world.all_reduce(torch.tensor(flags, dtype=torch.int64)).tolist()
         if stops or not waits:
-            stopped.set()
             return
-
-
-def _unwritten(recorder: Recorder | None) -> OSError:
-    why = recorder.saves.trouble if recorder else "rank 0 says why"
-    return OSError(errno.EIO, f"the last checkpoint cannot be written: {why}")
+        time.sleep(SCRAPE_S)
 
 
 class Ending(threading.Thread):
@@ -121,32 +106,31 @@ class Ending(threading.Thread):
         self._recorder.saves.watch()
 
     def run(self) -> None:
-        recorder, step = self._recorder, self._progress.step
+        recorder, now = self._recorder, self._progress
         where, error = "no step was done", None
-        if step > recorder.origin.step or recorder.origin.source == "memory":
-            error = self._insist(self._save)
+        if now.step > recorder.origin.step or recorder.origin.source == "memory":
+            state = self._tensors, now, recorder.of_step(now), self._cause != "stopped"
+            error = self._insist(lambda: recorder.saves.save_last(*state))
             where = error or f"checkpoint {recorder.saves.writer.parent} is saved"
         if error is None or self._cause == "stopped":
-            known = recorder.of_step(self._progress)
-            since_s = round(recorder.spent.since_s, 3)
-            recorder.event("stop", step=step, cause=self._cause, **known, since_s=since_s)
-            error = self._insist(self._finish) or error
+            error = self._record(where) or error
             recorder.lease.release()
-            recorder.console.ended(step, self._cause, where)
-            if self._cause != "stopped":
-                recorder.results(self._progress)
         self.done = error is None
 
-    def _save(self) -> None:
-        known = self._recorder.of_step(self._progress)
-        read_back = self._cause != "stopped"
-        self._recorder.saves.save_last(self._tensors, self._progress, known, read_back)
-
-    def _finish(self) -> None:
-        self._recorder.log.sync()
+    def _record(self, where: str) -> str | None:
+        """Record it, and what has come out of a run that is finished; why the disk has not it."""
+        recorder, now = self._recorder, self._progress
+        stop: dict[str, Any] = {"step": now.step, "cause": self._cause, **recorder.of_step(now)}
+        stop |= {"tokens": now.tokens, "train_s": now.train_s}
         if self._cause != "stopped":
-            of = self._recorder.origin
-            finish(of.config, of.run_id, of.generation, self._progress, self._cause)
+            stop["results"] = recorder.results(now)
+        recorder.events.emit("stop", **stop, since_s=round(recorder.spent.since_s, 3))
+        error = self._insist(recorder.log.sync)  # and the ledger before it
+        if error is None and self._cause != "stopped":
+            recorder.copy_finished(stop)
+        ended = {"step": now.step, "cause": self._cause, "where": where}
+        recorder.events.emit("ended", **ended, results=stop.get("results"))
+        return error
 
     def _insist(self, work: Callable[[], None]) -> str | None:
         """Do it until the disk lets us; the error if no try is left."""

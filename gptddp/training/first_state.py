@@ -3,12 +3,9 @@
 import dataclasses
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor
-
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config
 from gptddp.data.dataset import Dataset
 from gptddp.errors import ConfigError
@@ -20,25 +17,12 @@ from gptddp.pretrained.folder import open_folder, read_weights
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class FirstState:
-    """In place of a checkpoint: the weights alone, the optimizer is as it is made."""
-
-    tensors: dict[str, Tensor]
-    sha256: str
-    meta: dict[str, Any] = field(default_factory=dict)  # nothing is done yet
-
-
 def with_fields_of_folder(config: Config) -> Config:
     """The configuration of a new run, with what the folder `init_from` decides, if one is given.
 
     Raises ConfigError where a field is given that contradicts it; OSError that may pass.
     """
     if not config.init_from:
-        if config.init_sha256:
-            raise ConfigError(
-                "init_sha256 is given without the weights: add --init-from, or leave it out"
-            )
         return config
     folder = open_folder(Path(config.init_from))
     for name, there in folder.fields.items():
@@ -74,10 +58,11 @@ def check_continued(given: str, known: str, config: Config, dataset: Dataset) ->
 
 def first_state(
     config: Config, dataset: Dataset, tell: Callable[[str], None] = lambda _: None
-) -> FirstState:
-    """The weights that a run begins with, by the names of a checkpoint; `tell`: how far it is.
+) -> tuple[SavedState, str]:
+    """The weights that a run begins with, by the names of a checkpoint, and their hash.
 
-    Raises ConfigError where they are not there, not usable, or others than `init_sha256` says;
+    `tell`: how far it is. The optimizer is as it is made. Raises ConfigError where they are not
+    there, not usable, or others than `init_sha256` says;
     OSError that may pass.
     """
     if not config.init_from:
@@ -97,4 +82,5 @@ def first_state(
             "back, or give another --run-dir"
         )
     log.info("weights of %s (sha256 %s...)", folder.path, weights.sha256[:12])
-    return FirstState({f"model.{name}": it for name, it in weights.tensors.items()}, weights.sha256)
+    tensors = {f"model.{name}": it for name, it in weights.tensors.items()}
+    return SavedState("the weights of --init-from", tensors=tensors), weights.sha256

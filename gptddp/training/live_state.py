@@ -134,7 +134,7 @@ class LiveState:
                     "cause": cause,
                     "time": time.time(),
                     "generation": self.origin.generation,
-                    "phases": self.spent.told(),
+                    "phases": self.spent.by_phase(),
                     "since_s": round(self.spent.since_s, 3),
                     **(closed or {}),
                 },

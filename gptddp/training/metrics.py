@@ -1,275 +1,258 @@
-"""Rank 0's Prometheus metrics."""
+"""Rank 0's Prometheus metrics: what a scrape shows of the events of a life."""
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import prometheus_client as prom
-from prometheus_client.core import StateSetMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    StateSetMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from gptddp.budget import whole_last_step
-from gptddp.checkpoint.writer import Saved
 from gptddp.config import Config
 from gptddp.distributed import environment
-from gptddp.distributed.connect import World
-from gptddp.run.origin import Origin
 from gptddp.run.owners import LOSSES, goodput
-from gptddp.run.progress import Progress
 from gptddp.training.clock import PHASES, STATES, RankSeconds
-
-_WAIT_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
-_SAVE_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_STEP_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60)  # buckets
-
+from gptddp.training.events import Event
 
 _STATES = (*STATES.values(), "training", "draining", "finished")
+_Counter, _Gauge = prom.Counter, GaugeMetricFamily
+_Steps = partial(
+    prom.Histogram,
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60),
+)
+_Waits = partial(prom.Histogram, buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30))
+_Saves = partial(prom.Histogram, buckets=(0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600))
+_NAMES = ("slow_rank", "slow_pod")
+
+# Counters and histograms are of this process and start at 0; what belongs to the run is a gauge.
+# Behind the text: the label, and its values that are there from the first scrape on.
+_FAMILIES: Sequence[tuple[Any, ...]] = (
+    (_Counter, "steps", "Optimizer steps of this process."),
+    (_Counter, "tokens", "Tokens trained by this process's world, over all ranks."),
+    (_Counter, "nonfinite_steps", "Steps skipped: loss or gradient not finite."),
+    (_Counter, "checkpoints", "Checkpoints by result.", ["result"], ("success", "failure")),
+    (_Gauge, "quarantined_row_groups", "Row groups skipped as unreadable."),
+    (_Gauge, "step", "Last finished step of the run."),
+    (_Gauge, "max_steps", "Step at which the run is expected to end."),
+    (_Gauge, "tokens_seen", "Tokens trained by the run."),
+    (_Gauge, "last_step_timestamp_seconds", "When the last step finished."),
+    (_Gauge, "loss", "Nats a token, over all ranks.", ["split"], ("train", "val")),
+    (_Gauge, "grad_norm", "Gradient norm before clipping."),
+    (_Gauge, "learning_rate", "Learning rate of the last step."),
+    (_Gauge, "mfu_ratio", "Of what the devices can compute: the last step."),
+    (_Gauge, "world_size", "Ranks in the present world."),
+    (_Gauge, "nodes", "Pods in the present world."),
+    (_Gauge, "nodes_min", "Pods that are enough to go on."),
+    (_Gauge, "nodes_max", "Pods that the job asks for."),
+    (_Gauge, "incarnation", "Lives of the run so far: its generation."),
+    (_Gauge, "agent_restarts", "Restarts of workers by rank 0's launcher."),
+    (_Gauge, "last_checkpoint_step", "Step of the last durable checkpoint."),
+    (_Gauge, "last_checkpoint_timestamp_seconds", "When it was committed, or since when none was."),
+    (_Gauge, "checkpoint_every_seconds", "As the run is told to save."),
+    (_Gauge, "checkpoint_size_bytes", "Of the last durable checkpoint."),
+    (_Gauge, "storage_trouble", "1 while the run directory takes nothing."),
+    (_Gauge, "run_start_timestamp_seconds", "When the run began."),
+    (_Gauge, "run_goodput_ratio", "Of all rank-seconds of the run: training."),
+    (_Gauge, "run_lost_seconds", "Rank-seconds of the run by owner.", ["cause"], LOSSES),
+    (_Gauge, "rank_busy_seconds", "Of ranks, in the last step.", ["stat"], ("min", "mean", "max")),
+    (_Gauge, "slowest_rank", "The rank that was busy longest in the last step."),
+    (_Gauge, "straggler_ratio", "Times the median: a rank that is slow.", _NAMES, ()),
+    (_Gauge, "stuck_rank", "1: the others wait for it, and a step stalls.", _NAMES, ()),
+    (_Gauge, "stall_seconds", "Of a step that does not move, as last told."),
+    (_Gauge, "model_flops_per_token", "Forward and backward."),
+    (_Gauge, "peak_memory_bytes", "The most that a rank has held of late.", ["kind"], ()),
+    (_Steps, "step_duration_seconds", "Wall time of a step."),
+    (_Waits, "data_wait_duration_seconds", "Wait of rank 0 for the rows of a step."),
+    (_Saves, "checkpoint_duration_seconds", "Of a save, its stall and all; of a load, all.",
+     ["op"], ("stall", "save", "load")),
+)  # fmt: skip
+# By kind of event: the gauges that take a field of it, or of its line of the log.
+_SETS = {
+    "start": {
+        "step": "step",
+        "tokens_seen": "tokens",
+        "quarantined_row_groups": "quarantined",
+        "world_size": "world_size",
+        "nodes": "nodes",
+        "incarnation": "generation",
+        "agent_restarts": "restarts",
+        "run_start_timestamp_seconds": "run_began",
+        "model_flops_per_token": "flops_per_token",
+        "last_checkpoint_timestamp_seconds": "time",  # so that its age is known to be no less
+    },
+    "step": {
+        "step": "step",
+        "tokens_seen": "tokens",
+        "last_step_timestamp_seconds": "time",
+        "learning_rate": "lr",
+        "grad_norm": "grad_norm",
+    },
+    "loaded": {"last_checkpoint_step": "step"},
+    "newest": {"last_checkpoint_step": "step", "last_checkpoint_timestamp_seconds": "since"},
+    "storage": {"storage_trouble": "fails"},
+}
 
 
-class _Registry(prom.CollectorRegistry):
-    """Of the families `gptddp_...`, and of the process's own."""
+class Metrics(Collector):
+    """A sink of events: the families of this process."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        prom.disable_created_metrics()  # type: ignore[no-untyped-call]
-        prom.ProcessCollector(registry=self)
-        prom.PlatformCollector(registry=self)
-
-    def histogram(
-        self, name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...] = ()
-    ) -> prom.Histogram:
-        """Of this process, in seconds."""
-        return prom.Histogram(f"gptddp_{name}", text, labels, registry=self, buckets=buckets)
-
-    def gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> prom.Gauge:
-        """NaN until its value is known, because an untouched gauge would export 0."""
-        made = prom.Gauge(f"gptddp_{name}", text, labels, registry=self)
-        if not labels:
-            made.set(float("nan"))
-        return made
-
-    def labelled(self, name: str, text: str, label: str, values: Sequence[str]) -> prom.Gauge:
-        """One for each of these values of a label, from the first scrape on."""
-        made = self.gauge(name, text, (label,))
-        for value in values:
-            made.labels(value).set(float("nan"))
-        return made
-
-    def counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> prom.Counter:
-        """Of this process: it starts at 0."""
-        return prom.Counter(f"gptddp_{name}", text, labels, registry=self)
-
-
-class Metrics:
-    """The families of one process. Counters start at 0; what belongs to the run is a gauge."""
-
-    def __init__(self, memory: Sequence[str] = (), peak: float | None = None, **info: str) -> None:
-        """`memory`: its kinds; `peak`: FLOP/s of all devices, None where that is not known."""
-        self.registry = registry = _Registry()
-        gauge, counter = registry.gauge, registry.counter
-        prom.Info("gptddp_run", "Identity of the run.", registry=registry).info(info)
-        self.steps = counter("steps", "Optimizer steps of this process.")
-        self.tokens = counter("tokens", "Tokens trained by this process's world, over all ranks.")
-        self.nonfinite = counter("nonfinite_steps", "Steps skipped: loss or gradient not finite.")
-        self.phases = counter("phase_seconds", "Seconds of rank 0 by phase.", ("phase",))
-        self.quarantined = gauge("quarantined_row_groups", "Row groups skipped as unreadable.")
-        self.saves = counter("checkpoints", "Checkpoints by result.", ("result",))
-        self.step = gauge("step", "Last finished step of the run.")
-        self.max_steps = gauge("max_steps", "Step at which the run is expected to end.")
-        self.tokens_seen = gauge("tokens_seen", "Tokens trained by the run.")
-        self.last_step_time = gauge("last_step_timestamp_seconds", "When the last step finished.")
-        self.loss = registry.labelled(
-            "loss", "Nats a token, over all ranks.", "split", ("train", "val")
-        )
-        self.grad_norm = gauge("grad_norm", "Gradient norm before clipping.")
-        self.lr = gauge("learning_rate", "Learning rate of the last step.")
-        self.world_size = gauge("world_size", "Ranks in the present world.")
-        self.nodes = gauge("nodes", "Pods in the present world.")
-        self.incarnation = gauge("incarnation", "Lives of the run so far: its generation.")
-        self.checkpoint_step = gauge("last_checkpoint_step", "Step of the last durable checkpoint.")
-        self.checkpoint_time = gauge(
-            "last_checkpoint_timestamp_seconds",
-            "When it was committed; until then, since when nothing has been.",
-        )
-        self.storage_trouble = gauge("storage_trouble", "1 while the run directory takes nothing.")
-        self.checkpoint_every = gauge("checkpoint_every_seconds", "As the run is told to save.")
-        self.checkpoint_bytes = gauge("checkpoint_size_bytes", "Of the last durable checkpoint.")
-        self.nodes_min = gauge("nodes_min", "Pods that are enough to go on.")
-        self.nodes_max = gauge("nodes_max", "Pods that the job asks for.")
-        self.agent_restarts = gauge("agent_restarts", "Restarts of workers by rank 0's launcher.")
-        self.run_start = gauge("run_start_timestamp_seconds", "When the run began.")
-        self.goodput = gauge("run_goodput_ratio", "Of all rank-seconds of the run: training.")
-        self.lost = gauge("run_lost_seconds", "Rank-seconds of the run by owner.", ("cause",))
-        self.busy = registry.labelled(
-            "rank_busy_seconds", "Of the ranks, in the last step.", "stat", ("min", "mean", "max")
-        )
-        self.slowest = gauge("slowest_rank", "The rank that was busy longest in the last step.")
-        named = ("slow_rank", "slow_pod")
-        self.straggler = gauge("straggler_ratio", "Times the median: a rank that is slow.", named)
-        self.stuck = gauge("stuck_rank", "1: the others wait for it, and a step stalls.", named)
-        self.stall = gauge("stall_seconds", "Of a step that does not move, as last told.")
-        self.stall.set(0)
-        self.flops = gauge("model_flops_per_token", "Forward and backward.")
-        self.peak_memory = registry.labelled(
-            "peak_memory_bytes", "The most that a rank has held of late.", "kind", memory
-        )
-        self._peak, self._flops = peak, 0
-        if peak:
-            self.mfu = gauge("mfu_ratio", "Of what the devices can compute: the last step.")
-        self.state: Callable[[], str] = lambda: "starting"  # of rank 0, now
-        registry.register(_State(self))
-        self.step_s = registry.histogram("step_duration_seconds", "Wall time of a step.", _STEP_S)
-        self.data_s = registry.histogram(
-            "data_wait_duration_seconds", "Wait of rank 0 for the rows of a step.", _WAIT_S
-        )
-        self.save_s = registry.histogram(
-            "checkpoint_duration_seconds",
-            "Of a save, its stall of training and all; of a load, all.",
-            _SAVE_S,
-            ("op",),
-        )
-        self._export_labels()
-        self.last_step_time.set_to_current_time()  # a hang before the first step shows as well
-        self._phase_seen = dict.fromkeys(PHASES, 0)  # microseconds
-        self._tokens = 0  # of the run, as of the last step
-        self._has_slow = False
-
-    def _export_labels(self) -> None:
-        """From the first scrape on, every series is there."""
-        for phase in PHASES:
-            self.phases.labels(phase)
-        for result in ("success", "failure"):
-            self.saves.labels(result)
-        for cause in LOSSES:
-            self.lost.labels(cause).set(0)
-        for op in ("stall", "save", "load"):
-            self.save_s.labels(op)
-
-    def began(
-        self, origin: Origin, progress: Progress, world: World, run_began: float, flops: int
+    def __init__(
+        self, config: Config, spent: RankSeconds | None, peak: float | None = None, **info: str
     ) -> None:
-        """Where a life goes on, in which world; `run_began`: unix seconds; `flops`: of a token."""
-        self.world_size.set(world.world_size)
-        self.nodes.set(world.nodes)
-        least, most = environment.nodes() or (world.nodes, world.nodes)
-        self.nodes_min.set(least)
-        self.nodes_max.set(most)
-        self.agent_restarts.set(world.restarts)
-        self.run_start.set(run_began)
-        self.flops.set(flops)
-        self._flops = flops
-        self.incarnation.set(origin.generation)
-        self.checkpoint_every.set(origin.config.checkpoint_every)
-        self.step.set(origin.step)
-        self.expect(origin.config, progress)
-        self.tokens_seen.set(progress.tokens)
-        self.quarantined.set(len(progress.data.get("quarantined", ())))
-        self._tokens = progress.tokens
-        self.checkpoint_time.set_to_current_time()  # so that its age is known to be no less
+        """`spent`: the clocks of all ranks; `peak`: FLOP/s of all devices, None if not known."""
+        self.registry = registry = prom.CollectorRegistry()
+        self.state: Callable[[], str] = lambda: "starting"  # of rank 0, now
+        self._config, self._spent, self._peak = config, spent, peak
+        self._tokens = self._flops = 0  # of the run, as of the last step; of a token
+        prom.disable_created_metrics()  # type: ignore[no-untyped-call]
+        prom.ProcessCollector(registry=registry)
+        prom.PlatformCollector(registry=registry)
+        prom.Info("gptddp_run", "Identity of the run.", registry=registry).info(info)
+        self._made: dict[str, Any] = {}  # counters and histograms
+        self._gauges: dict[str, dict[tuple[str, ...], float]] = {}  # by the values of labels
+        for kind, name, text, *labels in _FAMILIES:
+            values = [(it,) for it in labels[1]] if labels else [()]
+            if kind is _Gauge:  # NaN, as one that is not known is not 0
+                self._gauges[name] = dict.fromkeys(values, math.nan)
+            else:
+                self._made[name] = kind(f"gptddp_{name}", text, *labels[:1], registry=registry)
+                for value in values if labels else ():
+                    self._made[name].labels(*value)
+        if spent:
+            self._set_each("peak_memory_bytes", dict.fromkeys(spent.memory.kinds, math.nan))
+        self._set(last_step_timestamp_seconds=time.time(), stall_seconds=0)  # a hang shows at once
+        self._set_each("run_lost_seconds", dict.fromkeys(LOSSES, 0))
+        registry.register(self)
 
-    def expect(self, c: Config, progress: Progress) -> None:
-        """When the run will end, as far as its budgets of tokens and time let expect."""
-        self.max_steps.set(whole_last_step(c, progress.step, progress.tokens, progress.train_s))
+    def _set(self, **values: float) -> None:
+        for gauge, value in values.items():
+            self._gauges[gauge][()] = value
 
-    def stepped(self, line: Mapping[str, Any], progress: Progress, step_s: float) -> None:
-        """One finished step, by its line of the log."""
-        self.steps.inc()
-        self.tokens.inc(progress.tokens - self._tokens)
-        self._tokens = progress.tokens
-        self.step.set(progress.step)
-        self.tokens_seen.set(progress.tokens)
-        self.step_s.observe(step_s)
-        self.data_s.observe(line["data_wait_s"])
-        self.last_step_time.set_to_current_time()
-        self.lr.set(line["lr"])
-        if self._peak:
-            self.mfu.set(self._flops * line["tok_s"] / self._peak)
-        if line["loss"] is None:
-            self.nonfinite.inc()
-        else:
-            self.loss.labels("train").set(line["loss"])
-            self.grad_norm.set(line["grad_norm"])
-        if "val_loss" in line:
-            self.evaluated(line)
+    def _set_each(self, gauge: str, values: Mapping[str, float]) -> None:
+        self._gauges[gauge].update({(label,): value for label, value in values.items()})
 
-    def evaluated(self, line: Mapping[str, Any]) -> None:
-        """The loss of an evaluation."""
-        self.loss.labels("val").set(line["val_loss"])
-
-    def saved(self, save: Saved) -> None:
-        """The end of one save."""
-        self.saves.labels("failure" if save.error else "success").inc()
-        if not save.error:
-            self.checkpoint_step.set(save.step)
-            self.checkpoint_time.set_to_current_time()
-            self.checkpoint_bytes.set(save.nbytes)
-            self.save_s.labels("stall").observe(save.stall_s)
-            self.save_s.labels("save").observe(save.stall_s + save.write_s)
-
-    def loaded(self, seconds: float, step: int) -> None:
-        """The checkpoint of a step, from the storage into every rank."""
-        self.save_s.labels("load").observe(seconds)
-        self.checkpoint_step.set(step)
-
-    def saved_late(self, step: int, when: float) -> None:
-        """The newest save, by a launcher or an older life; `when`: it began, in unix seconds."""
-        self.checkpoint_step.set(step)
-        self.checkpoint_time.set(when)
-
-    def unsaved(self, since: float) -> None:
-        """The run has no checkpoint; `since`: it began, in unix seconds."""
-        self.checkpoint_time.set(since)
-
-    def spent(self, spent: RankSeconds) -> None:
-        """Bring phases, memory, and who was slow, up to the last agreement of the ranks."""
-        for phase, micros in zip(PHASES, spent.micros[0].tolist(), strict=True):
-            self.phases.labels(phase).inc(max(0, micros - self._phase_seen[phase]) / 1e6)
-            self._phase_seen[phase] = micros
-        for stat in ("min", "mean", "max"):
-            self.busy.labels(stat).set(float(getattr(spent.busy_s, stat)()))
-        self.slowest.set(int(spent.busy_s.argmax()))
-        for kind, nbytes in zip(spent.memory.kinds, spent.peaks.max(0).tolist(), strict=True):
-            self.peak_memory.labels(kind).set(nbytes)
-
-    def slow(self, ratios: Mapping[str, float]) -> None:
-        """The ranks that are slow now, by name; of the others there is no series."""
-        if ratios or self._has_slow:
-            self.straggler.clear()
-        self._has_slow = bool(ratios)
-        for name, ratio in ratios.items():
-            self.straggler.labels(*_rank_and_pod(name)).set(ratio)
-
-    def stalled(self, seconds: float, names: Sequence[str]) -> None:
-        """A step does not move, as these ranks are missing."""
-        self.stall.set(seconds)
-        self.stuck.clear()
-        for name in names:
-            self.stuck.labels(*_rank_and_pod(name)).set(1)
-
-    def moves(self) -> None:
-        """It has moved."""
-        self.stalled(0, [])
-
-    def owned(self, rank_seconds: Mapping[str, float]) -> None:
-        """Where all rank-seconds of the run have gone so far, by owner."""
-        for cause in LOSSES:
-            self.lost.labels(cause).set(rank_seconds[cause])
-        if (part := goodput(rank_seconds)) is not None:
-            self.goodput.set(part)
-
-
-def _rank_and_pod(name: str) -> tuple[str, str]:
-    """Of `rank 3 (demo-worker-3)`: "3" and the pod, which may be ""."""
-    rank, _, pod = name.removeprefix("rank ").partition(" ")
-    return rank, pod.strip("()")
-
-
-class _State(Collector):
-    """What rank 0 does, as of the scrape: it costs the loop nothing."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[StateSetMetricFamily]:
-        now = self._metrics.state()
+    def collect(self) -> Iterator[Metric]:
+        """The gauges, and what is known at the scrape: that costs the loop nothing."""
+        spent, phases = self._spent, dict.fromkeys(PHASES, 0.0)
+        if spent and spent.micros.any():  # the ranks have met
+            phases = dict(zip(PHASES, (spent.micros[0] / 1e6).tolist(), strict=True))
+            busy_s = spent.busy_s
+            stats = {"min": busy_s.min(), "mean": busy_s.mean(), "max": busy_s.max()}
+            self._set_each("rank_busy_seconds", stats)
+            self._set(slowest_rank=int(busy_s.argmax()))
+            peaks = zip(spent.memory.kinds, spent.peaks.max(0).tolist(), strict=True)
+            self._set_each("peak_memory_bytes", dict(peaks))
+        text = "Seconds of rank 0 by phase."
+        seconds = CounterMetricFamily("gptddp_phase_seconds", text, labels=["phase"])
+        for phase, value in phases.items():
+            seconds.add_metric([phase], value)
+        yield seconds
+        now = self.state()
         states = {state: state == now for state in _STATES}
         yield StateSetMetricFamily("gptddp_state", "What rank 0 does now.", states)
+        for kind, name, text, *labels in _FAMILIES:
+            if kind is _Gauge and (self._peak or name != "mfu_ratio"):
+                gauge = GaugeMetricFamily(
+                    f"gptddp_{name}", text, labels=labels[0] if labels else ()
+                )
+                for of_labels, value in self._gauges[name].items():
+                    gauge.add_metric(of_labels, value)
+                yield gauge
+
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        fields = {**event.get("line", {}), **event}
+        for gauge, field in _SETS.get(event["event"], {}).items():
+            if fields.get(field) is not None:
+                self._gauges[gauge][()] = fields[field]
+        if action := getattr(self, f"_on_{event['event']}", None):
+            action(event)
+
+    def _on_start(self, event: Event) -> None:
+        self._tokens, self._flops = event["tokens"], event["flops_per_token"]
+        least, most = environment.nodes() or (event["nodes"], event["nodes"])
+        every_s = self._config.checkpoint_every
+        self._set(nodes_min=least, nodes_max=most, checkpoint_every_seconds=every_s)
+        self._set(storage_trouble=0)
+        self._expect(event["step"], event["tokens"], event["train_s"])
+
+    def _expect(self, *done: Any) -> None:
+        """When the run will end, as far as its budgets of tokens and time let expect."""
+        self._set(max_steps=whole_last_step(self._config, *done))
+
+    def _on_step(self, event: Event) -> None:
+        made, line = self._made, event["line"]
+        made["steps"].inc()
+        made["tokens"].inc(line["tokens"] - self._tokens)
+        self._tokens = line["tokens"]
+        self._expect(line["step"], line["tokens"], event["train_s"])
+        made["step_duration_seconds"].observe(event["step_s"])
+        made["data_wait_duration_seconds"].observe(line["data_wait_s"])
+        if self._peak:
+            self._set(mfu_ratio=self._flops * line["tok_s"] / self._peak)
+        if line["loss"] is None:
+            made["nonfinite_steps"].inc()
+        else:
+            self._set_each("loss", {"train": line["loss"]})
+        self._on_completed(event)
+        self._name_ranks("straggler_ratio", event["slow"])
+        self._own(event["owned"])
+
+    def _on_completed(self, event: Event) -> None:
+        if "val_loss" in event["line"]:
+            self._set_each("loss", {"val": event["line"]["val_loss"]})
+
+    def _on_quarantine(self, event: Event) -> None:
+        self._gauges["quarantined_row_groups"][()] += len(event["row_groups"])
+
+    def _on_checkpoint(self, event: Event) -> None:
+        made = self._made
+        made["checkpoints"].labels("failure" if event.get("error") else "success").inc()
+        if not event.get("error"):
+            self._set(
+                last_checkpoint_step=event["step"],
+                last_checkpoint_timestamp_seconds=event["time"],
+                checkpoint_size_bytes=event["nbytes"],
+            )
+            seconds = made["checkpoint_duration_seconds"]
+            seconds.labels("stall").observe(event["stall_s"])
+            seconds.labels("save").observe(event["stall_s"] + event["write_s"])
+
+    def _on_loaded(self, event: Event) -> None:
+        self._made["checkpoint_duration_seconds"].labels("load").observe(event["seconds"])
+
+    def _on_stall(self, event: Event) -> None:
+        """A step does not move, as some ranks are missing; or it has moved."""
+        lasts = event["event"] != "stall_end"
+        self._set(stall_seconds=event["seconds"] if lasts else 0)
+        self._name_ranks("stuck_rank", dict.fromkeys(event["names"] if lasts else (), 1.0))
+
+    _on_still = _on_stall_end = _on_stall
+
+    def _name_ranks(self, gauge: str, values: Mapping[str, float]) -> None:
+        """By `rank 3 (demo-worker-3)`, whose pod may be missing; other ranks have no series."""
+        named: dict[tuple[str, ...], float] = {}
+        for name, value in values.items():
+            rank, _, pod = name.removeprefix("rank ").partition(" ")
+            named[rank, pod.strip("()")] = value
+        self._gauges[gauge] = named
+
+    def _own(self, owned: Mapping[str, float] | None) -> None:
+        """Where all rank-seconds of the run have gone so far, where that is known."""
+        if owned:
+            self._set_each("run_lost_seconds", {cause: owned[cause] for cause in LOSSES})
+            if (part := goodput(owned)) is not None:
+                self._set(run_goodput_ratio=part)
+
+    def _on_last(self, event: Event) -> None:
+        self._own(event["owned"])
+        if event["finished"]:
+            self.state = lambda: "finished"

@@ -5,30 +5,23 @@ import logging
 import os
 import stat
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint import owner, store
-from gptddp.checkpoint.load import Loaded
-from gptddp.config import KEPT, Config, check_world_size
+from gptddp.checkpoint import known, retention, run_state, store
+from gptddp.checkpoint.saved_state import SavedState
+from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
+from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
-from gptddp.errors import ConfigError, DataError
-from gptddp.files import (
-    exists,
-    explain,
-    may_pass,
-    names_in,
-    patiently,
-    read_json,
-    write_json_atomic,
-)
-from gptddp.flags import differences
-from gptddp.run import summary
+from gptddp.errors import CheckpointError, ConfigError, DataError, Finished
+from gptddp.files import exists, names_in, patiently, read_json
+from gptddp.flags import from_saved
 from gptddp.run.directory import (
     CHECKPOINTS,
     CONFIG,
@@ -36,32 +29,19 @@ from gptddp.run.directory import (
     FAULTS,
     FINISHED,
     LEDGER,
-    id_of,
-    resolve,
-    restore_config,
-    saved_config,
+    log_generations,
+    log_path,
 )
-from gptddp.run.history import (
-    has_older_config,
-    highest_generation,
-    history,
-    is_step,
-    last_step,
-    life_without_start,
-)
+from gptddp.run.history import highest_generation, history, is_done, last_step, newest_lost_life
 from gptddp.run.origin import Origin
-from gptddp.run.quarantine import decided
-from gptddp.run.summary import Summary
-from gptddp.training.changes import changes, write_config
-from gptddp.training.choose import Brought, of_this_run
-from gptddp.training.first_state import (
-    FirstState,
-    check_continued,
-    first_state,
-    with_fields_of_folder,
-)
+from gptddp.run.recovery import unsaved_s
+from gptddp.run.summary import Summary, decided
+from gptddp.training import results
+from gptddp.training.changes import resolve
+from gptddp.training.choose import Brought, Snapshots, of_this_run, rank_of_newest, trusted
+from gptddp.training.first_state import check_continued, first_state, with_fields_of_folder
+from gptddp.training.go_back import go_back
 from gptddp.training.quarantine import check
-from gptddp.training.take_up import take_up
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +56,9 @@ def open_run(
     world: World,
     brought: Sequence[Brought],
     saving: Sequence[str | None],
+    fence: Callable[[], None],
     tell: Tell,
-) -> tuple[Origin, Loaded | FirstState | None]:
+) -> tuple[Origin, SavedState | None]:
     """Rank 0 only: resolve the configuration, choose the newest valid state, open a new generation.
 
     That is a checkpoint, the snapshot that one of the ranks has (`brought`, by rank), or what a run
@@ -87,65 +68,68 @@ def open_run(
     checkpoints and none is valid; OSError for trouble of the volume that may pass.
     """
     run = Path(config.run_dir)
-    ledger, highest, lost, run_id = _known(run, tell)
+    recorded, highest, lost = _recorded(config, tell)
+    if recorded.run_id is None and any(brought):
+        log.warning("%s has nothing of the run that memory has: is its volume mounted?", run)
+    run_id = recorded.run_id or uuid.uuid4().hex
     snapshots = of_this_run(brought, run_id)
     # a life on a full disk has left its traces in memory alone
     generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
-    given = config
-    if generation == 1:
-        config = patiently(lambda: with_fields_of_folder(given))
-    config, before = patiently(lambda: resolve(config, world, generation > 1, ledger.config))
-    if generation > 1:
-        patiently(lambda: check_continued(given.init_from, before.init_from, config, dataset))
+    given, config = config, _configured(config, dataset, world, recorded)
     check_world_size(config, world.world_size)
-    patiently(lambda: check_data(run, dataset, config.on_bad))
-    taken = take_up(config, run_id, ledger, lost, snapshots, saving, world, tell)
-    step, first = taken.step, None
-    if taken.source == "scratch" and (config.init_from or config.init_sha256):
-        first = patiently(lambda: first_state(config, dataset, tell))
-        config, before = (replace(it, init_sha256=first.sha256) for it in (config, before))
-    changed, quarantine = changes(before, config), _quarantine(ledger, step, dataset, run)
-    _write_config(run, run_id, config if not changed else None, dataset, generation)
-    redo, last_line, line = patiently(lambda: _in_history(run, step, tell))
+    patiently(lambda: check_data(run, recorded.dataset, dataset, config.on_bad))
+    go_back(given, config, run_id, generation, recorded, snapshots, fence, tell)
+    loaded, taken = _take_up(config, run_id, recorded, lost, snapshots, saving, world, tell)
+    if taken["source"] == "scratch" and (config.init_from or config.init_sha256):
+        loaded, sha256 = patiently(lambda: first_state(config, dataset, tell))
+        config = replace(config, init_sha256=sha256)
+    again = [it for it in recorded.quarantine if it["step"] >= taken["step"]]
+    check(again, dataset, run / LEDGER)
+    redo, line = patiently(lambda: _in_history(run, recorded, taken["step"], tell))
     origin = Origin(
+        **taken,
         config=config,
-        changes=changed,
         generation=generation,
-        step=step,
-        meta=taken.loaded.meta if taken.loaded else {},
-        source=taken.source,
         redo=redo,
-        last_line=last_line,
         line=line,
         run_id=run_id,
-        parent=taken.parent,
-        snapshot_rank=taken.snapshot_rank,
-        late=taken.late,
-        quarantine=quarantine,
+        quarantine=decided(again, taken["step"]),
     )
-    return origin, taken.loaded or first
+    return origin, loaded
 
 
-def _known(run: Path, tell: Tell) -> tuple[Summary, int, int, str]:
-    """The ledger's sum, the highest generation so far, the newest life that has logged steps and
-    that the ledger lacks, or 0, and the id: a new one of a new run.
+def _configured(config: Config, dataset: Dataset, world: World, recorded: Summary) -> Config:
+    """The configuration of this life. Raises Finished, ConfigError."""
+    if recorded.config is None:
+        return resolve(patiently(lambda: with_fields_of_folder(config)), world, None)
+    begun = from_saved(Path(config.run_dir) / LEDGER, recorded.config)
+    if why := patiently(lambda: run_state.no_step_left(config, begun, recorded)):
+        said = [why]
+        with suppress(LookupError, TypeError, ValueError):  # foreign
+            said += results.lines((recorded.finished or {})["results"])
+        raise Finished("\n".join(said))
+    closed = resolve(config, world, begun)
+    patiently(lambda: check_continued(config.init_from, begun.init_from, closed, dataset))
+    return closed
+
+
+def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
+    """The state of the run, the highest generation so far, and the newest life that has logged
+    steps and that the ledger lacks, or 0.
     """
+    run = Path(config.run_dir)
     tell("reading the ledger")
     patiently(lambda: _check_places(run))
-    ledger = patiently(lambda: summary.read(run))
-    if ledger.left_out:
-        what = "; ".join(ledger.left_out)
+    recorded = patiently(lambda: run_state.read(run))
+    if recorded.left_out:
+        what = "; ".join(recorded.left_out)
         log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
-    tell("reading the configuration")
-    patiently(lambda: restore_config(run, ledger.run_id, ledger.config, ledger.config_life))
+    run_state.check_version(run, recorded)
     tell("looking for logs and checkpoints")
-    highest = patiently(lambda: highest_generation(run, ledger))
-    lost = patiently(lambda: life_without_start(run, ledger))
-    if patiently(lambda: has_older_config(run, ledger)):
-        _tell_of_older_config(run, ledger.config or {})
-        ledger.config = None
-    if lost or (highest and not ledger.life):
-        has = f"ends with life {ledger.life}" if ledger.life else "has no start of a life"
+    highest = patiently(lambda: highest_generation(run, recorded))
+    lost = patiently(lambda: newest_lost_life(run, recorded))
+    if lost or (highest and not recorded.life):
+        has = f"ends with life {recorded.life}" if recorded.life else "has no start of a life"
         log.warning(
             "%s %s, and the run has had %d: put it back from a backup. Without "
             "it nobody knows which row groups were left out after the newest checkpoint, and which "
@@ -154,116 +138,135 @@ def _known(run: Path, tell: Tell) -> tuple[Summary, int, int, str]:
             has,
             lost or highest,
         )
-    return ledger, highest, lost, patiently(lambda: _id_of(run, known=highest > 0))
+    if recorded.config is None:
+        patiently(lambda: _check_is_new(run, recorded, config.from_scratch))
+    return recorded, highest, lost
 
 
-def _tell_of_older_config(run: Path, recorded: Mapping[str, Any]) -> None:
-    """Say what the ledger has otherwise than config.json, which counts."""
-    saved = patiently(lambda: saved_config(run)) or {}
-    if what := [*differences(recorded, saved), *differences(recorded, saved, KEPT)]:
-        text = "%s is damaged: its newest configuration is not that of %s, which counts: %s"
-        log.warning(text, run / LEDGER, CONFIG, "; ".join(what))
+def _check_is_new(run: Path, recorded: Summary, from_scratch: bool) -> None:
+    """Refuse a folder that is something else, or of which nothing says what run it is.
+
+    One whose checkpoints are there, and damaged, is refused when they are loaded. Raises OSError.
+    """
+    with suppress(ValueError, AttributeError):  # torn, or no object
+        if "splits" in (read_json(run / DATASET) or {}):
+            raise ConfigError(f"{run} is a dataset and no run: give another --run-dir")
+        if "model_type" in (read_json(run / CONFIG) or {}):
+            raise ConfigError(
+                f"{run} is a model for transformers and no run: begin one with it in another "
+                f"folder, by `gptddp train --init-from {run}`; `gptddp eval` takes it as it is"
+            )
+    left = [LEDGER] if recorded.bytes else []
+    left += [log_path(run, it).name for it in log_generations(run)[-1:]]
+    left += [it for it in (CONFIG, DATASET, FINISHED) if exists(run / it)]
+    if not left or store.names(run):
+        return
+    what = f"{run} has {', '.join(left)} of a run ({last_step(run)} steps logged)"
+    what += f", but neither a {LEDGER} that says its configuration nor a checkpoint"
+    if not from_scratch:
+        raise CheckpointError(
+            f"{what}: put one of them back from a backup, give --from-scratch to begin at step 0 "
+            "again, or give another --run-dir"
+        )
+    log.warning("%s: it begins at step 0 again, as --from-scratch says", what)
 
 
 def _check_places(run: Path) -> None:
     """Refuse what a life would find only when it writes; at its end it would wait for the disk."""
-    for name, code, wrong in (
-        (LEDGER, errno.ELOOP, Path.is_symlink),  # read, and never written: see Lines
-        (FINISHED, errno.EISDIR, Path.is_dir),
-        *((name, errno.ENOTDIR, _is_no_folder) for name in _FOLDERS),
-    ):
-        if wrong(run / name):
-            raise OSError(code, os.strerror(code), str(run / name))
+    if (run / LEDGER).is_symlink():  # read, and never written: see Lines
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(run / LEDGER))
+    for path in (run / name for name in _FOLDERS):
+        # a file, or a link that leads nowhere
+        if path.name in names_in(path.parent) and not exists(path, stat.S_ISDIR):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
-def _is_no_folder(path: Path) -> bool:
-    """Is there anything in the place of a folder, as a file, or a link that leads nowhere?"""
-    return path.name in names_in(path.parent) and not exists(path, stat.S_ISDIR)
+def _take_up(
+    config: Config,
+    run_id: str,
+    recorded: Summary,
+    lost: int,
+    snapshots: Snapshots,
+    saving: Sequence[str | None],
+    world: World,
+    tell: Tell,
+) -> tuple[SavedState | None, dict[str, Any]]:
+    """Rank 0 only: the newest checkpoint, None where a snapshot of this run is newer, or the run
+    begins; and what that is for `Origin`.
+
+    `lost`: the newest life that the ledger lacks, as its end is lost; 0: none.
+    Raises CheckpointError and OSError as `known.load` does.
+    """
+    run = Path(config.run_dir)
+    tell("looking for the newest checkpoint")
+    newest = patiently(lambda: store.newest(run, run_id, recorded.commits))
+    snapshots = trusted(snapshots, recorded.void, run, world)
+    rank = rank_of_newest(snapshots, store.order(newest))
+    if rank is None:
+        patiently(lambda: retention.discard_unfinished(run))
+        anew = _given_before(recorded, world) if config.from_scratch else None
+        loaded = known.load(run, run_id, recorded, lost, anew, tell)
+        name = loaded.name if loaded else None
+        about = {"step": loaded.step if loaded else 0, "source": name or "scratch"}
+        return loaded, {**about, "parent": name, "snapshot_rank": None, "late": None}
+    generation, step, _ = snapshots[rank]
+    save = _late_save(config, recorded, saving, store.name_of(step, generation))
+    patiently(lambda: retention.discard_unfinished(run, [save] if save else []))
+    known.warn(run, run_id, recorded, f"memory, step {step}")
+    about = {"step": step, "source": "memory", "parent": newest}
+    return None, {**about, "snapshot_rank": rank, "late": save}
 
 
-def _id_of(run: Path, known: bool) -> str:
-    """The run's id; a new one where there is no run. `known`: it has left something here."""
-    if found := id_of(run):
-        return found
-    if known and not store.names(run):
-        raise ConfigError(
-            f"{run} has the log or the ledger of a run ({last_step(run)} steps), but neither its "
-            f"{CONFIG} nor a checkpoint: put {CONFIG} back from a backup, or give another --run-dir"
-        )
-    if known and saved_config(run) is None:
-        log.warning("%s is gone: the run goes on with the flags given now", run / CONFIG)
-    return owner.run_id_of(run) or uuid.uuid4().hex
+def _late_save(
+    config: Config, recorded: Summary, saving: Sequence[str | None], name: str
+) -> str | None:
+    """The late save that is spared: that in progress, or `name`, where a checkpoint is overdue."""
+    save = max(filter(None, saving), key=store.order, default=None)
+    overdue = unsaved_s(recorded) >= config.checkpoint_every
+    if save is None and overdue and environment.verdict():  # else there is no launcher to do it
+        return name
+    return save
 
 
-def _in_history(run: Path, step: int, tell: Tell) -> tuple[int, Line | None, Line | None]:
-    """How many steps are logged beyond this one; the last line of all; the line of this step."""
-    redo, last, line = 0, None, None
-    first = min(step, last_step(run, tell=tell))
-    for found in history(run, first, tell):  # no more is read, however long the run
-        if not _is_step(found):
-            continue
-        last = found
-        redo += last["step"] > step
-        line = last if last["step"] == step else line
+def _given_before(recorded: Summary, world: World) -> int:
+    """The life in which this very start had --from-scratch already, as pods keep their flags; or 0.
+
+    A start is a job, or a command that is given by hand: torchrun's own restarts belong to it.
+    """
+    if (it := recorded.from_scratch) is None:
+        return 0
+    same_job = it.get("job") == world.job if world.job else world.restarts > 0
+    return int(it["generation"]) if same_job or it.get("life") in world.follows else 0
+
+
+def _in_history(run: Path, recorded: Summary, step: int, tell: Tell) -> tuple[int, Line | None]:
+    """How many steps are logged beyond this one; the line of this step."""
+    line = next(filter(is_done, history(run, step, step, tell)), None) if step else None
+    # earlier lives: what the newest start says of them; the newest life: what its own log has
+    done = recorded.finished["step"] if recorded.finished and recorded.is_finished else 0
+    if not done:
+        own = [it for it in log_generations(run) if it >= recorded.life]
+        done = max(recorded.owners.redo_until, *(last_step(run, it) for it in own), 0)
+    redo = max(done - step, 0)
     if redo and not step:
         log.warning("run %s has no checkpoint: the %d steps in its log are done again", run, redo)
-    return redo, last, line
+    return redo, line
 
 
-def _is_step(line: Line) -> bool:
-    """Has a line of the log what a start uses? A foreign one may have anything."""
-    return is_step(line) and isinstance(line.get("time"), float)
+def check_data(run: Path, began: str | None, dataset: Dataset, on_bad: str) -> None:
+    """Refuse other data than the run `began` with (their hash), naming every file that differs.
 
-
-def _write_config(
-    run: Path, run_id: str, config: Config | None, dataset: Dataset, generation: int
-) -> None:
-    """Write down what this life runs with; a run that is not new goes on where that fails.
-
-    config None: it has changes, which the ledger has first; see `Changes`.
+    dataset.json knows what the hash stands for. Raises OSError.
     """
-    new = generation == 1
-
-    def write() -> None:
-        if config:
-            write_config(run, run_id, config, generation)
-        if not exists(run / DATASET):
-            data = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
-            write_json_atomic(run / DATASET, data)
-
-    try:
-        patiently(write) if new else write()
-    except OSError as error:
-        if new and may_pass(error):
-            raise
-        if new:
-            raise ConfigError(f"run {run} cannot be written: {explain(error)}") from error
-        log.warning("the run goes on, but its directory cannot be written: %s", explain(error))
-
-
-def _quarantine(ledger: Summary, step: int, dataset: Dataset, run: Path) -> dict[int, list[int]]:
-    """What earlier lives decided beyond `step`: see run/quarantine.py."""
-    again = [it for it in ledger.quarantine if it["step"] >= step]
-    check(again, dataset, run / LEDGER)
-    return decided(again, step)
-
-
-def check_data(run: Path, dataset: Dataset, on_bad: str) -> None:
-    """Refuse other data than the run began with, naming every file that differs.
-
-    The checkpoint has a hash of the data, which is what counts; this file knows what it stands for.
-    """
-    try:
-        began: Any = read_json(run / DATASET)
-        same = began is None or began["sha256"] == dataset.sha256
-        lines = [] if same else inventory.changes(began["files"], inventory.files(dataset.manifest))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if may_pass(error):
-            raise
-        raise ConfigError(f"{run / DATASET} cannot be used ({error}): remove it") from error
-    if not same:
+    if began not in (None, dataset.sha256):
+        lines: list[str] = []
+        with suppress(ValueError, LookupError, TypeError, AttributeError):  # torn, or foreign
+            there: Any = read_json(run / DATASET)
+            if there["sha256"] == began:
+                lines = inventory.changes(there["files"], inventory.files(dataset.manifest))
         raise DataError(
-            f"{dataset.dir} is not the data that run {run} began with: {inventory.listed(lines)}: "
+            f"{dataset.dir} is not the data that run {run} began with"
+            f"{': ' if lines else ''}{inventory.listed(lines) if lines else ''}: "
             "put that data set back, or give another --run-dir"
         )
     if on_bad == "fail":

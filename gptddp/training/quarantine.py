@@ -22,46 +22,32 @@ import numpy as np
 import torch
 
 from gptddp.config import shown
-from gptddp.data.dataset import Dataset, RowGroup
+from gptddp.data.dataset import Dataset
 from gptddp.data.lanes import hosts
-from gptddp.data.loader import Batch, Loader, as_text, from_text, row_groups
+from gptddp.data.loader import Batch, Loader, as_text, from_text
 from gptddp.distributed.connect import World
 from gptddp.errors import BadRowGroup, ConfigError
-from gptddp.run.directory import SUMMARY
 from gptddp.run.progress import Progress
-from gptddp.run.quarantine import Decision
 
 log = logging.getLogger(__name__)
 
 
 def check(decisions: Iterable[Mapping[str, Any]], dataset: Dataset, ledger: Path) -> None:
-    """Raise ConfigError where the ledger has what the train split cannot leave out.
+    """Raise ConfigError where the ledger leaves out a row group that the train split has not.
 
-    `decisions`: see `Summary.quarantine`. The numbers count the row groups of the train split.
+    `decisions`: see `Summary.quarantine`.
     """
     if not (decisions := list(decisions)):  # almost always: the data are not asked
         return
-    known = [_name(group) for group in row_groups(dataset, "train")]
+    groups = len(dataset.row_groups("train"))
     for decision in decisions:
-        numbers, names = decision["row_groups"], decision.get("names")
-        for i, number in enumerate(numbers):
-            if not 0 <= number < len(known):
-                wrong = f"it must be a number from 0 to {len(known) - 1}, of a row group that is "
-                raise _refused(ledger, decision, f"row_groups has {shown(number)}", f"{wrong}there")
-            if names and names[i] != known[number]:
-                is_one = f"row group {number} is {known[number]}"
-                raise _refused(ledger, decision, f"names has {shown(names[i])}", is_one)
-
-
-def _refused(ledger: Path, decision: Mapping[str, Any], what: str, rule: str) -> ConfigError:
-    return ConfigError(
-        f"{ledger}, the event `quarantine` of step {decision['step']}: {what}: {rule}: put the "
-        f"ledger back from a backup, or take this line out of it and remove {SUMMARY} beside it"
-    )
-
-
-def _name(group: RowGroup) -> str:
-    return f"{group.path}#{group.index}"
+        for number in decision["row_groups"]:
+            if not 0 <= number < groups:
+                raise ConfigError(
+                    f"{ledger}, the event `quarantine` of step {decision['step']}: row_groups has "
+                    f"{shown(number)}: it must be a number from 0 to {groups - 1}: put the ledger "
+                    "back from a backup"
+                )
 
 
 def next_batch(loader: Loader, on_bad: str, again: Collection[int] = ()) -> Batch:
@@ -87,14 +73,17 @@ def _no_rows(loader: Loader, bad: int) -> Batch:
     return Batch(nothing, nothing, targets=0, fp=0, cursors=cursors, wait_s=0.0, bad=bad)
 
 
-def decide(batch: Batch, loader: Loader, progress: Progress, world: World) -> Decision:
-    """All ranks: put what any rank could not read into the data state, for a loader made anew."""
+def decide(batch: Batch, loader: Loader, progress: Progress, world: World) -> dict[str, Any]:
+    """All ranks: put what any rank could not read into the data state, for a loader made anew.
+
+    Returns what is left out, by number and as `file#row group`.
+    """
     found = torch.zeros(world.world_size, dtype=torch.int64)
     found[world.rank] = batch.bad + 1
     new = sorted({group - 1 for group in world.all_reduce(found).tolist() if group})
     progress.data = without(loader, progress.data, new)
     groups = [loader.groups[number] for number in new]
-    return Decision(new, [_name(group) for group in groups])
+    return {"row_groups": new, "names": [f"{it.path}#{it.index}" for it in groups]}
 
 
 def without(loader: Loader, state: Mapping[str, Any], groups: Iterable[int]) -> dict[str, Any]:
@@ -103,7 +92,7 @@ def without(loader: Loader, state: Mapping[str, Any], groups: Iterable[int]) -> 
     quarantined = sorted({*loader.quarantined, *groups})
     # A lane that has lost its last row group begins the same epoch of another lane's. Doing that
     # again changes nothing, so it does not matter in how many rounds a step's decisions come.
-    moves = zip(loader.hosts, hosts(loader.shares, quarantined) or loader.hosts, strict=True)
+    moves = zip(loader.hosts, hosts(loader.dealt, quarantined) or loader.hosts, strict=True)
     cursors = [
         cursor if before == after else [cursor[0], 0, 0]
         for cursor, (before, after) in zip(from_text(state["lanes"]), moves, strict=True)

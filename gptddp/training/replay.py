@@ -1,22 +1,23 @@
 """A part of a run, lived again: each step has to come out as the log has it, bit for bit."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
+from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config
+from gptddp.data.dataset import Dataset
 from gptddp.data.loader import Batch
 from gptddp.distributed.connect import World
-from gptddp.errors import AuditError, GptddpError
-from gptddp.model.evaluate import Evaluation
+from gptddp.errors import AuditError
+from gptddp.model.gpt import GPT
 from gptddp.run.directory import LEDGER
 from gptddp.run.lines import as_json
 from gptddp.run.origin import Origin
 from gptddp.training.agree import Agreed
-from gptddp.training.choose import NewestState
 from gptddp.training.clock import PhaseClock
 from gptddp.training.life import Life
 from gptddp.training.stop import StopFlag
@@ -27,61 +28,48 @@ FIELDS = ("batch_fp", "chain_fp", "tokens", "lr", "loss", "grad_norm")
 DUE = ("val_loss", "val_bpb", "state_fp")  # of some steps
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """The first step that is not what was logged or saved."""
+class Difference(Exception):
+    """The first step that is not what was logged or saved, and what differs."""
 
-    step: int
-    field: str
-    logged: Any
-    found: Any
-    where: str = "the log"
-    found_where: str = "recomputed"
+    def __init__(self, step: int, what: str) -> None:
+        super().__init__(f"step {step}: {what}")
+        self.step = step
 
 
 @dataclass(frozen=True)
-class State:
-    """The state after a step: tensors by name, and `Progress` as a checkpoint has it.
-
-    None and {}: as the seed makes them. wrong: why a checkpoint is not what it says itself.
-    """
-
-    step: int
-    name: str
-    tensors: Mapping[str, Tensor] | None
-    meta: dict[str, Any]
-    wrong: Wrong | None = None
-
-
-@dataclass
 class Span:
     """Steps of one configuration, from a state on.
 
-    `lines`: of the log, by step. `prints`: of the ledger, by step. `quarantine`: decisions to leave
-    row groups out, by step. `after`: the state at the end, when it has been recomputed.
+    `lines`: of the log, by step. `prints`: fingerprints that the ledger has, by step. `quarantine`:
+    decisions to leave row groups out, by step.
     """
 
     config: Config
-    begin: State
+    begin: SavedState
     end: int
     lines: Mapping[int, Mapping[str, Any]]
-    prints: Mapping[int, Mapping[str, int]]
+    prints: Mapping[int, Sequence[tuple[str, Any]]]
     quarantine: dict[int, list[int]]
-    after: State | None = None
-
-    @property
-    def step(self) -> int:
-        return self.begin.step
 
 
 class Replay(Life):
     """A life that writes nothing: it compares its lines with those of the log."""
 
-    def __init__(self, span: Span, world: World, stop: StopFlag, run_id: str) -> None:
-        state = NewestState(_origin(run_id, span), 0, span.begin.tensors, [], [], None, None, None)
-        super().__init__(state, world, stop, PhaseClock())
+    def __init__(
+        self, span: Span, dataset: Dataset, world: World, stop: StopFlag, run_id: str
+    ) -> None:
+        begin, world = span.begin, replace(world, memory=None)
+        origin = Origin(
+            config=span.config,
+            generation=0,
+            step=begin.step,
+            source=begin.name,
+            run_id=run_id,
+            quarantine={at: groups for at, groups in span.quarantine.items() if at >= begin.step},
+        )
+        super().__init__(origin, begin, None, dataset, world, stop, PhaseClock())
         self._span = span
-        self.wrong: Wrong | None = None
+        self.wrong: Difference | None = None
         if stop.asked:  # since the last step of the span before
             self.cause = "stopped"
 
@@ -98,7 +86,8 @@ class Replay(Life):
         if type(seconds) in (int, float) and 0 <= seconds < math.inf:
             self.progress.train_s = seconds
         else:
-            self.wrong = Wrong(self.step + 1, "train_s", seconds, "no number of seconds can be")
+            what = f"train_s is {seconds!r} in the log: it must be a number of seconds"
+            self.wrong = Difference(self.step + 1, what)
         return super().agree(batch)
 
     def quarantine(self, batch: Batch) -> None:
@@ -111,7 +100,7 @@ class Replay(Life):
             )
         super().quarantine(batch)
 
-    def complete_line(self, validate: Callable[[], Evaluation | None]) -> None:
+    def complete_line(self) -> None:
         """No line is missing anything: see `record`."""
 
     @property
@@ -122,7 +111,7 @@ class Replay(Life):
     @property
     def is_check_due(self) -> bool:
         """As in the run, where log or ledger have a fingerprint of the state, and at the end."""
-        known = "state_fp" in self._line or "state_fp" in self._prints
+        known = "state_fp" in self._line or "state_fp" in dict(self._prints)
         return super().is_check_due or known or self.step == self._span.end
 
     @property
@@ -130,21 +119,22 @@ class Replay(Life):
         return self._span.lines.get(self.step, {})
 
     @property
-    def _prints(self) -> Mapping[str, int]:
-        return self._span.prints.get(self.step, {})
+    def _prints(self) -> Sequence[tuple[str, Any]]:
+        return self._span.prints.get(self.step, ())
 
     def record(self) -> None:
         """Compare the step with its line, and with what the ledger has of it."""
         if not self._line:
-            self.wrong = Wrong(self.step, "step", None, self.step)
+            self.wrong = Difference(self.step, "it is not in the log")
             return
         due = [name for name in DUE if name in self.line and not self._may_lack(name)]
         for name in (*FIELDS, *due):
             there, here = self._line.get(name), as_json(self.line[name])
             if (type(there), there) != (type(here), here):
-                self.wrong = Wrong(self.step, name, there, here)
+                self.wrong = _other(self.step, name, there, here)
                 return
-        self.wrong = unlike(self.step, self._prints, self.progress.to_meta(), LEDGER)
+        here = self.progress.to_meta() | {"batch_fp": self.line["batch_fp"]}
+        self.wrong = unlike(self.step, self._prints, here, LEDGER)
 
     def _may_lack(self, name: str) -> bool:
         """Is this of no step that must have it? It is computed at the end of the span anyway."""
@@ -154,54 +144,40 @@ class Replay(Life):
     def end(self) -> None:
         """There is nothing to save."""
 
-    def _count_failure(self, error: Exception) -> GptddpError | None:
-        """No life of the run has failed."""
-        return None
-
-    def restore(self, tensors: Mapping[str, Tensor], n_params: int) -> None:
+    def restore(self, net: GPT, tensors: Mapping[str, Tensor]) -> None:
         """The state that the span begins with into these tensors; it is not held any longer."""
-        super().restore(tensors, n_params)
-        self._span.begin = replace(self._span.begin, tensors=None)
+        super().restore(net, tensors)
+        self._span.begin.tensors = {}
         self.wrong = unlike(self.step, self._prints, self.progress.to_meta(), LEDGER)
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """The live state, after the last step that was recomputed."""
-        return State(self.step, "the log", self._tensors, self.progress.to_meta())
+        return SavedState("the log", self.step, self._tensors, self.progress.to_meta())
 
 
 def unlike(
     step: int,
-    there: Mapping[str, Any],
+    there: Iterable[tuple[str, Any]],
     here: Mapping[str, Any],
     where: str,
     found_where: str = "recomputed",
-) -> Wrong | None:
-    """The first of these fields of a step that is another one in its state; the ledger's are int.
+) -> Difference | None:
+    """The first of these fields of a step that is another one in its state.
 
     What the state does not have is not compared.
     """
-    for name in (it for it in there if here.get(it) is not None):
-        value = f"{there[name]:016x}" if where == LEDGER else there[name]
-        if value != here[name]:
-            return Wrong(step, name, value, here[name], where, found_where)
+    for name, value in there:
+        if here.get(name) not in (None, value):
+            return _other(step, name, value, here[name], where, found_where)
     return None
 
 
-def _origin(run_id: str, span: Span) -> Origin:
-    step = span.step
-    return Origin(
-        config=span.config,
-        changes=[],
-        generation=0,
-        step=step,
-        meta=span.begin.meta,
-        source=span.begin.name,
-        redo=0,
-        last_line=None,
-        line=None,
-        run_id=run_id,
-        parent=None,
-        snapshot_rank=None,
-        late=None,
-        quarantine={at: groups for at, groups in span.quarantine.items() if at >= step},
-    )
+def _other(
+    step: int,
+    name: str,
+    value: Any,
+    found: Any,
+    where: str = "the log",
+    found_where: str = "recomputed",
+) -> Difference:
+    return Difference(step, f"{name} is {value!r} in {where}, and {found!r} {found_where}")

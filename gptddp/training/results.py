@@ -1,39 +1,32 @@
-"""The block at a run's end that scripts read: the keys of karpathy/autoresearch, one a line."""
+"""What has come out of a run: the block for scripts at its end, with the keys of autoresearch."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
 from gptddp.config import Config
 from gptddp.model.shape import window
-from gptddp.run.progress import Progress
+
+_FORMATS = {
+    "val_bpb": ".6f",
+    "training_seconds": ".1f",
+    "total_seconds": ".1f",
+    "peak_vram_mb": ".1f",
+    "mfu_percent": ".2f",
+    "total_tokens_M": ".1f",
+    "num_steps": "d",
+    "num_params_M": ".1f",
+    "depth": "d",
+}
 
 
-def lines(
-    c: Config,
-    line: Mapping[str, Any],
-    progress: Progress,
-    *,
-    params: int,
-    total_s: float,
-    peak_vram_bytes: int,
-    mfu: float | None,
-) -> list[str]:
-    """`key: value` for each; `line`: of the log, of the last step. `n/a` where nobody can know."""
-    bpb = line.get("val_bpb")
-    found = {
-        "val_bpb": "n/a" if bpb is None else f"{bpb:.6f}",
-        "training_seconds": f"{progress.train_s:.1f}",
-        "total_seconds": f"{total_s:.1f}",
-        "peak_vram_mb": f"{peak_vram_bytes / 2**20:.1f}",
-        "mfu_percent": "n/a" if mfu is None else f"{100 * mfu:.2f}",
-        "total_tokens_M": f"{progress.tokens / 1e6:.1f}",
-        "num_steps": f"{progress.step}",
-        "num_params_M": f"{params / 1e6:.1f}",
-        "depth": f"{c.n_layer}",
+def lines(found: Mapping[str, float | None]) -> list[str]:
+    """`key: value` for each, behind a line `---`; `n/a` where nobody can know."""
+    shown = {
+        key: "n/a" if found[key] is None else format(found[key], form)
+        for key, form in _FORMATS.items()
     }
-    return ["---", *(f"{key + ':':17} {value}" for key, value in found.items())]
+    return ["---", *(f"{key + ':':17} {value}" for key, value in shown.items())]
 
 
 def flops_per_token(c: Config, tensors: Mapping[str, Tensor]) -> int:

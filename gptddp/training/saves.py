@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from gptddp.checkpoint import store
-from gptddp.checkpoint.writer import Saved, Writer
+from gptddp.checkpoint.writer import Writer
 from gptddp.errors import Superseded
+from gptddp.flags import to_saved
 from gptddp.run import summary
 from gptddp.run.history import Ledger, RunLog
 from gptddp.run.lease import Lease
@@ -20,9 +21,7 @@ from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
-from gptddp.training.changes import Changes
-from gptddp.training.console import Console
-from gptddp.training.metrics import Metrics
+from gptddp.training.events import Events
 
 BEGIN_S = 15.0  # for a late save to begin: a launcher that can takes one or two
 
@@ -31,31 +30,23 @@ class Saves:
     """Rank 0 only. No failure of the storage stops the training, and none is kept quiet."""
 
     def __init__(
-        self,
-        origin: Origin,
-        lease: Lease,
-        log: RunLog,
-        ledger: Ledger,
-        metrics: Metrics,
-        console: Console,
+        self, origin: Origin, lease: Lease, log: RunLog, ledger: Ledger, events: Events
     ) -> None:
         c = origin.config
-        self.changes = Changes(origin)
         self.trouble: str | None = None  # with the storage, as told
         # A committed checkpoint never knows more steps than the log.
         self.writer = Writer(
             Path(c.run_dir),
             origin.generation,
             run_id=origin.run_id,
+            config=to_saved(c),
             parent=origin.parent,
             keep=c.keep,
             keep_every=c.keep_every,
-            before_commit=self._before_commit,
+            before_commit=log.sync,  # and the ledger before it
             fence=lease.check,
         )
-        self._origin, self._lease, self._ledger = origin, lease, ledger
-        self._metrics, self._console = metrics, console
-        self._log = log
+        self._origin, self._lease, self._events = origin, lease, events
         self._books = (self.writer, ledger, log)
         self._every_s = c.checkpoint_every
         self._patience_s = min(60.0, max(1.0, 2 * c.checkpoint_every))
@@ -66,28 +57,24 @@ class Saves:
         self._saving: dict[int, Mapping[str, Any]] = {}  # what the ledger is to have of them
         self._watching = threading.Lock()
 
-    def begin(self, tensors: Mapping[str, Tensor], ledger: Summary) -> None:
-        """Before the first step; `ledger`: its sum so far."""
+    def begin(self, tensors: Mapping[str, Tensor], recorded: Summary) -> None:
+        """Before the first step; `recorded`: of the run so far."""
         # Lives that are short must not put it off for ever. A late save stands for this life's, if
         # it begins.
         if self._origin.source == "memory":
-            if not self._tell_newest(ledger) and ledger.began_time is not None:
-                self._metrics.unsaved(ledger.began_time)
+            if not self._tell_newest(recorded) and recorded.began_time is not None:
+                self._events.emit("newest", step=None, since=recorded.began_time)
             most_s = math.inf if self._origin.late is None else max(self._every_s - BEGIN_S, 0.0)
-            self._saved_at -= min(unsaved_s(ledger), most_s)
+            self._saved_at -= min(unsaved_s(recorded), most_s)
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
 
-    def _tell_newest(self, ledger: Summary) -> bool:
+    def _tell_newest(self, recorded: Summary) -> bool:
         """Into the metrics: the newest checkpoint, whoever has saved it; is there one?"""
-        orders = [order for name in ledger.commits if (order := store.order(name))]
-        if not orders or ledger.saved_time is None:
+        if not recorded.commits or recorded.saved_time is None:
             return False
-        self._metrics.saved_late(max(orders)[1], ledger.saved_time)
+        _, step = max(map(store.order, recorded.commits))
+        self._events.emit("newest", step=step, since=recorded.saved_time)
         return True
-
-    def _before_commit(self) -> None:
-        self._log.sync()  # and the ledger before it
-        self.changes.save()
 
     @property
     def is_due(self) -> bool:
@@ -114,10 +101,10 @@ class Saves:
 
     def _look(self, saved_at: float) -> None:
         with suppress(OSError):  # then it is due after a whole interval
-            ledger = summary.read(self._origin.config.run_dir)
-            self._tell_newest(ledger)
+            recorded = summary.read(self._origin.config.run_dir)
+            self._tell_newest(recorded)
             if self._saved_at == saved_at:
-                self._saved_at -= unsaved_s(ledger)
+                self._saved_at -= unsaved_s(recorded)
 
     def save(
         self, tensors: Mapping[str, Tensor], progress: Progress, known: Mapping[str, Any]
@@ -154,24 +141,15 @@ class Saves:
         """
         with self._watching:
             while saved := self.writer.poll():
-                self._record(saved)
+                known = self._saving.pop(saved.step, {})
+                if saved.error:
+                    self._events.emit("checkpoint", step=saved.step, error=saved.error)
+                else:
+                    self._events.emit("checkpoint", **saved.committed(), **known)
             troubles = (it.trouble(self._patience_s) for it in self._books)
             trouble = next(filter(None, troubles), None)
-            passed = [error for it in (self._ledger, self._log) if (error := it.passed())]
-            if passed and not trouble and not self.trouble:  # none has been told
-                self._console.mended(passed[0])
-            self._metrics.storage_trouble.set(trouble is not None)
             if bool(trouble) != bool(self.trouble):
-                self._console.storage(trouble)
+                self._events.emit("storage", fails=bool(trouble), trouble=trouble)
             self.trouble = trouble
         if self._lease.lost or isinstance(self.writer.failure, Superseded):
             raise Superseded(self._lease.lost or str(self.writer.failure))
-
-    def _record(self, saved: Saved) -> None:
-        known = self._saving.pop(saved.step, {})
-        self._metrics.saved(saved)
-        event: Callable[..., None] = self._ledger.event
-        if saved.error:
-            event("checkpoint", self._origin.generation, step=saved.step, error=saved.error)
-            return
-        event("checkpoint", self._origin.generation, **saved.committed(), **known)

@@ -1,47 +1,47 @@
-"""The server of /metrics, and the scrape that rank 0 waits for at its end.
+"""The server of /metrics, and the last scrape, which the ranks wait for.
 
-What was counted after the last scrape is lost to Prometheus: of a run of 23 s, scraped every 5 s,
-a fifth of the steps. So a run that is done waits for one more of each scraper, as long as its
-scrapes usually are apart.
+What is counted after the last scrape is lost to Prometheus: of a run of 23 s, scraped every 5 s, a
+fifth of the steps. So a run that is done waits for one more, for as long as scrapes usually are
+apart.
 """
 
-import contextlib
 import logging
-import socket
 import threading
 import time
-from collections.abc import Callable
-from http.server import ThreadingHTTPServer
+from collections import deque
 from itertools import pairwise
-from socketserver import TCPServer
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import MetricsHandler
+from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client.registry import Collector
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 5.0
-_SILENT_S = 10.0  # of a client that says nothing, or does not read
-_MOST_CLIENTS = 16  # whose scrapes are remembered
+_ANSWER_S = 0.5  # until an answer is sent
 MOST_S = 75.0  # that the last scrape is waited for; Prometheus has 60 s between two by default
 
 
-class Scrapes:
+class Scrapes(Collector):
     """Serves a registry from threads. A port that is taken is tried again; training never waits."""
 
     def __init__(self, registry: CollectorRegistry, port: int, address: str = "") -> None:
         """`address`: of this machine; "": all that it has, of IPv4 and IPv6."""
         self._registry, self._port, self._address = registry, port, address
-        self._answered = threading.Condition()
-        # by client, monotonic: when its newest scrapes began that it has read to their end
-        self._began: dict[str, list[float]] = {}
+        self._newest = deque[float](maxlen=3)  # scrapes, monotonic
+        self._last = self._until = 0.0  # monotonic: the last one is to begin after, and until
+        registry.register(self)
         threading.Thread(target=self._serve, name="metrics", daemon=True).start()
+
+    def collect(self) -> list[Metric]:
+        """A scrape has begun; this is no family of its own."""
+        self._newest.append(time.monotonic())
+        return []
 
     def _serve(self) -> None:
         warned = False
         while True:
             try:
-                server = self._listen()
+                self._listen()
             except OSError as error:
                 if not warned:
                     log.warning(
@@ -55,82 +55,31 @@ class Scrapes:
                 time.sleep(_RETRY_S)
                 continue
             log.info("metrics: http://%s:%d/metrics", self._address or "localhost", self._port)
-            server.serve_forever()
+            return
 
-    def _listen(self) -> ThreadingHTTPServer:
+    def _listen(self) -> None:
         """Raises OSError."""
-        if not self._address and socket.has_dualstack_ipv6():
-            with contextlib.suppress(OSError):  # IPv6 may be there and of no use
-                return _ServerOfBoth(("::", self._port), self._handler())
-        return _Server((self._address or "0.0.0.0", self._port), self._handler())
+        try:
+            start_http_server(self._port, self._address or "::", self._registry)
+        except OSError:
+            if self._address:
+                raise
+            start_http_server(self._port, "0.0.0.0", self._registry)  # without IPv6
 
-    def _handler(self) -> type[MetricsHandler]:
-        scrapes = self
+    def expect_last(self) -> None:
+        """The numbers are the last: is another scrape to come, and until when?
 
-        class Handler(MetricsHandler):
-            """Says when a client has read an answer to its end."""
-
-            timeout = _SILENT_S
-            registry = self._registry
-
-            def do_GET(self) -> None:
-                began = time.monotonic()
-                super().do_GET()
-                self.connection.shutdown(socket.SHUT_WR)
-                # one that leaves before it has read all resets the connection: an error here
-                if not self.rfile.read(1) and self.path.startswith("/metrics"):
-                    scrapes.answered(began, self.client_address[0])
-
-        return Handler
-
-    def answered(self, began: float, client: str) -> None:
-        """This client has got all of the answer to a scrape that began then."""
-        with self._answered:
-            newest = [*self._began.pop(client, []), began][-3:]
-            others = list(self._began.items())[1 - _MOST_CLIENTS :]
-            self._began = {**dict(others), client: newest}
-            self._answered.notify_all()
-
-    def wait_for_last(self, asked: Callable[[], bool]) -> bool:
-        """Wait for a scrape of every scraper that begins from now on; False where one is missing.
-
-        As long as its last ones were apart, and a little, or until a stop is `asked` for; not at
-        all for a client that scraped less than twice, or does no more.
+        As long as the last ones were apart, and a little; none if there was no second one, or if
+        they have ended. Of two scrapers that come in turn the longer way between counts.
         """
-        now = time.monotonic()
-        with self._answered:
-            waits = {
-                client: now + min(MOST_S, 1.2 * apart_s + 0.5)
-                for client, began in self._began.items()
-                # two behind one address come in turn: the longer way between them is an interval
-                if (apart_s := max((b - a for a, b in pairwise(began)), default=0.0))
-                and now - began[-1] <= 2 * apart_s + 0.5
-            }
-            missing = set(waits)
-            while missing and not asked():
-                missing = {it for it in missing if self._began.get(it, [now])[-1] < now}
-                if not any(time.monotonic() < waits[it] for it in missing):
-                    break
-                self._answered.wait(0.1)
-            return bool(waits) and not missing
+        now, newest = time.monotonic(), list(self._newest)
+        apart_s = max((b - a for a, b in pairwise(newest)), default=0.0)
+        comes = apart_s and now - newest[-1] <= 2 * apart_s + 0.5
+        self._last, self._until = now, now + min(MOST_S, 1.2 * apart_s + 0.5) * bool(comes)
 
-
-class _Server(ThreadingHTTPServer):
-    def server_bind(self) -> None:
-        """Without the look-up of the host's name, which may take seconds."""
-        TCPServer.server_bind(self)
-        host, self.server_port = self.server_address[:2]
-        self.server_name = str(host)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away in the middle is no error of ours."""
-
-
-class _ServerOfBoth(_Server):
-    """Of IPv6, and of IPv4 with it."""
-
-    address_family = socket.AF_INET6
-
-    def server_bind(self) -> None:
-        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
+    @property
+    def awaited(self) -> bool:
+        """Is the last scrape still to come, or to be answered?"""
+        newest = max(self._newest, default=0.0)
+        answered = newest + _ANSWER_S if newest > self._last else self._until
+        return time.monotonic() < min(answered, self._until)

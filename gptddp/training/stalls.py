@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -45,79 +45,74 @@ class Stall:
     text: str  # where each rank is
 
 
-@dataclass
 class Stalls:
-    """Where this rank is; on rank 0 also where all are. `silent` is called in the pulse's thread.
+    """Where this rank is; on rank 0 also where all are. `silent` runs in the pulse's thread."""
 
-    `told` gets what rank 0 finds, in a thread as well.
-    """
-
-    world: World
-    clock: PhaseClock
-    told: Callable[[Stall], None] | None = None
-    over: bool = False  # the steps are: what follows may take its time
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    _next_s: float = 0.0
-    _cpu: tuple[float, float] = (0.0, 0.0)  # monotonic, and CPU seconds of this process then
-    _idle: bool = False
-    _store: Any = None
-    _thread: threading.Thread | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, world: World, clock: PhaseClock, report: Callable[[Stall], None] | None = None
+    ) -> None:
+        """`report`: on rank 0, what takes a stall, in a thread as well."""
+        self.over = False  # no step follows: what does may take its time
+        self._world, self._clock, self._report = world, clock, report
+        self.usual_s = 0.0  # that a step takes; 0: none is done
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._next_s = 0.0  # without progress, at which the stall is reported again
+        self._cpu = 0.0, 0.0  # monotonic, and CPU seconds of this process then
+        self._store: Any = None
+        self._thread: threading.Thread | None = None
         pulse.expect(FIRST_S)
 
     def stepped(self, step_s: float) -> float:
         """One more step, of so many seconds; the median of the last ones."""
         self._recent.append(step_s)
-        median = statistics.median(self._recent)
-        pulse.expect(limit_s(median))
-        return median
+        self.usual_s = statistics.median(self._recent)
+        pulse.expect(max(LEAST_S, min(4 * self.usual_s, self.usual_s + MARGIN_S)))
+        return self.usual_s
 
     def silent(self, seconds: float) -> None:
         """This rank has not come further for so long."""
         now, cpu = time.monotonic(), time.process_time()
-        self._idle = cpu - self._cpu[1] < _IDLE * (now - self._cpu[0])
+        idle = cpu - self._cpu[1] < _IDLE * (now - self._cpu[0])
         self._cpu = now, cpu
         if seconds < min(self._next_s, pulse.expected_s()):
             self._next_s = 0.0
         busy = self._thread is not None and self._thread.is_alive()
         too_early = seconds < max(self._next_s, pulse.expected_s())
-        if self.over or busy or too_early or not pulse.step():  # 0: the life has not begun
+        step = pulse.step()  # 0: the life has not begun
+        if self.over or busy or too_early or not step:
             return
         self._next_s = seconds + AGAIN_S
-        args = pulse.step(), seconds
-        self._thread = threading.Thread(target=self._tell, args=args, name="stall", daemon=True)
+        waits = idle and self._world.device.type == "cpu"
+        self._thread = threading.Thread(
+            target=self._look, args=(step, seconds, waits), name="stall", daemon=True
+        )
         self._thread.start()
 
-    def _tell(self, step: int, seconds: float) -> None:
-        mine = here(self.clock.phase, self._idle and self.world.device.type == "cpu")
-        found: dict[int, Any] = {self.world.rank: mine}
-        if self.world.world_size > 1:
+    def _look(self, step: int, seconds: float, idle: bool) -> None:
+        mine, world = here(self._clock.phase, idle), self._world
+        found: dict[int, Any] = {world.rank: mine}
+        if world.world_size > 1:
             # rank 0 is gone or stopped, this rank on its way out, or what was sent is no JSON
             with contextlib.suppress(td.DistError, RuntimeError, ValueError):
                 found |= self._exchange(step, mine)
-        if self.told and step == pulse.step() and not self.over:
-            self.told(described(step, seconds, found, self.world.names))
+        if self._report and step == pulse.step() and not self.over:
+            self._report(described(step, seconds, found, world.names))
 
     def _exchange(self, step: int, mine: Mapping[str, Any]) -> dict[int, Any]:
+        """Leave where this rank is; on rank 0 where the others are, as far as they have left it."""
         if self._store is None:  # a connection of its own: the loop may wait on the other
             self._store = torch_private.default_store().clone()
             self._store.set_timeout(timedelta(seconds=_STORE_S))
-        self._store.set(f"where {step} {self.world.rank}", json.dumps(mine))
-        if self.told is None:
+        self._store.set(f"where {step} {self._world.rank}", json.dumps(mine))
+        if self._report is None:
             return {}
         time.sleep(GATHER_S)
-        others = [rank for rank in range(self.world.world_size) if rank != self.world.rank]
+        others = [rank for rank in range(self._world.world_size) if rank != self._world.rank]
         return {
             rank: json.loads(self._store.get(key))
             for rank in others
             if self._store.check([key := f"where {step} {rank}"])
         }
-
-
-def limit_s(step_s: float) -> float:
-    """Without progress for longer a step of so many seconds stalls."""
-    return max(LEAST_S, min(4 * step_s, step_s + MARGIN_S))
 
 
 def here(phase: str, idle: bool) -> dict[str, Any]:
@@ -135,7 +130,7 @@ def here(phase: str, idle: bool) -> dict[str, Any]:
 
 
 def described(step: int, seconds: float, found: Mapping[int, Any], names: Sequence[str]) -> Stall:
-    """Of what the ranks have left, by rank: first who is missing, then where the others wait."""
+    """The stall, by what each rank has left: the missing ones first, then where the others wait."""
     missing, parts, waiting = list[int](), list[str](), dict[str, list[int]]()
     for rank, name in enumerate(names):
         it = found.get(rank)

@@ -1,6 +1,9 @@
 """The wish to stop, as the training loop sees it."""
 
+import logging
 import signal
+import threading
+import time
 from collections.abc import Callable
 
 from gptddp.distributed import environment
@@ -9,14 +12,17 @@ from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import LifeLost
 from gptddp.grace import WORKER_S, limit_s
 
-_WAY_OUT_S = 1.0  # for the ranks to part
+_SOON_S = 0.5  # after a signal; what is not over by then is said
+
+log = logging.getLogger(__name__)
 
 
 class StopFlag(Watchdog):
     """A signal sets a flag and nothing else; the ranks agree on it at the next step.
 
     A rank that does not get there leaves alone: at once while it has nothing to lose, and else
-    when the grace period comes to its end, if somebody has set one.
+    when the grace period comes to its end, if somebody has set one. Where nobody has, a second
+    SIGTERM ends it, as a second Ctrl-C does.
     """
 
     def __init__(self) -> None:
@@ -27,27 +33,27 @@ class StopFlag(Watchdog):
         self.silent: Callable[[float], None] = lambda seconds: None
         grace_s = environment.grace_s()
         self.limit_s = None if grace_s is None else limit_s(grace_s, WORKER_S)
+        self.unfinished: Callable[[], str] = lambda: ""  # what the end waits for. The life sets it
+        again = [signal.SIGINT] if grace_s is not None else [signal.SIGINT, signal.SIGTERM]
         # torchrun passes on what the terminal has sent to all of its processes.
-        super().__init__(self._over, hurried=not is_launched())
+        super().__init__(self._over, self._tell, () if is_launched() else again)
 
     def _over(self, waited_s: float) -> bool:
         return not self.holds or (self.limit_s is not None and waited_s > self.limit_s)
 
+    def _tell(self) -> None:
+        """Have a thread of its own say what the end waits for: a pipe that is full may block it."""
+        threading.Thread(target=self._tell_soon, name="stop", daemon=True).start()
+
+    def _tell_soon(self) -> None:
+        time.sleep(_SOON_S)
+        if what := self.unfinished():
+            again = "; a second one ends it at once" if self.number in self.hurried else ""
+            log.warning("%s: %s%s", signal.Signals(self.number).name, what, again)
+
     @property
     def asked(self) -> bool:
         return bool(self.number)
-
-    @property
-    def pod_leaves(self) -> bool:
-        """Is this pod to end, in a time that is known? Not this world of ranks alone.
-
-        A launcher stops its workers too for pods that come or go, and then goes on.
-        """
-        return self.asked and self.limit_s is not None and environment.pod_leaves()
-
-    def must_hurry(self) -> bool:
-        """Is there no time left but for the way out?"""
-        return self.limit_s is not None and self.waited_s > self.limit_s - _WAY_OUT_S
 
     @property
     def cause(self) -> str:

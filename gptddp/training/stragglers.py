@@ -1,13 +1,14 @@
 """Which ranks are slower than the others, for so long that it is no accident.
 
-DDP makes the steps of all ranks equally long, so the time of a step does not show one. What shows
-it is how long each rank is busy: with its rows, and with its part of the step up to its last
-gradient (training/clock.py).
+DDP makes the steps of all ranks equally long, so the time of a step does not show a slow one. How
+long each rank is busy does: with its rows, and with its part of the step up to its last gradient
+(training/clock.py).
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,29 +20,28 @@ HOLD_S = 60.0  # a rank that is named stays so for this time at least: the ledge
 
 @dataclass
 class Slow:
-    """A rank that is slower than the others."""
+    """A rank that is named."""
 
-    rank: int
     ratio: float  # to the median, of late
-    step: int  # at which it was named
     seconds: float = 0.0  # for so long
 
 
 class Stragglers:
     """Rank 0 only: judges the ranks of a life by the last WINDOW_S seconds of its steps."""
 
-    def __init__(self, slots: Sequence[int]) -> None:
-        """`slots`: of each rank in a step; who has more of them may take longer."""
+    def __init__(self, names: Sequence[str], slots: Sequence[int]) -> None:
+        """By rank: names, and slots in a step; a rank that has more of them may take longer."""
         self.slow: dict[int, Slow] = {}  # by rank
+        self._names = names
         self._slots = np.maximum(np.asarray(slots, dtype=float), 1.0)
         self._steps: deque[tuple[float, np.ndarray]] = deque()  # seconds of a step, busy_s
         self._seconds = 0.0  # of all of them
         self._unjudged_s = JUDGE_S
 
-    def add(self, step: int, step_s: float, busy_s: np.ndarray) -> tuple[list[Slow], list[Slow]]:
-        """One more step, of so many seconds; (ranks,): of which each was busy.
+    def add(self, step_s: float, busy_s: np.ndarray) -> list[tuple[str, dict[str, Any]]]:
+        """One more step, of so many seconds; `busy_s` (ranks,): how long each rank was busy.
 
-        Who is slow from now on, and who is so no longer.
+        Returns events, `slow` and `slow_end`, with their fields.
         """
         counted_s = min(step_s, WINDOW_S / LEAST_STEPS)  # one that has stalled is not all of it
         self._steps.append((counted_s, busy_s))
@@ -52,26 +52,25 @@ class Stragglers:
             it.seconds += step_s
         self._unjudged_s += step_s
         if self._seconds < WINDOW_S - 1e-6 or self._unjudged_s < JUDGE_S:
-            return [], []
+            return []
         self._unjudged_s = 0.0
-        found = self._ratios()
-        for it in self.slow.values():
-            it.ratio = found[it.rank]
-        over = [it for it in self.slow.values() if it.ratio < OVER and it.seconds >= HOLD_S]
-        for it in over:
-            del self.slow[it.rank]
-        new = [
-            Slow(rank, ratio, step)
-            for rank, ratio in enumerate(found)
-            if ratio > RATIO and rank not in self.slow
-        ]
-        self.slow |= {it.rank: it for it in new}
-        return new, over
+        events: list[tuple[str, dict[str, Any]]] = []
+        for rank, ratio in enumerate(self._ratios()):
+            about, slow = {"rank": rank, "name": self._names[rank]}, self.slow.get(rank)
+            if slow:
+                slow.ratio = ratio
+                if ratio < OVER and slow.seconds >= HOLD_S:
+                    del self.slow[rank]
+                    events.append(("slow_end", about | {"seconds": round(slow.seconds, 1)}))
+            elif ratio > RATIO:
+                self.slow[rank] = Slow(ratio)
+                events.append(("slow", about | {"ratio": ratio}))
+        return events
 
     @property
-    def shown(self) -> list[Slow]:
-        """Those that are slow at present; one may be named still, and be so no longer."""
-        return [it for it in self.slow.values() if it.ratio >= OVER]
+    def shown(self) -> dict[str, float]:
+        """Name and ratio of the ranks that are slow now; one that is named need not be."""
+        return {self._names[rank]: it.ratio for rank, it in self.slow.items() if it.ratio >= OVER}
 
     def _ratios(self) -> list[float]:
         """Of each rank to the median; of an even number the lower of the two in the middle.

@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from support.report_pages import draw, write
+from support.waiting import until
 
 from gptddp.run.history import history
 
@@ -93,29 +93,3 @@ def test_a_finger_or_a_mouse_sees_the_numbers(tab, pages):
         tab.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
         time.sleep(0.1)
     until(lambda: "mean of" in tab.run("document.querySelector('#loss .hoverlayer').textContent"))
-
-
-def test_a_million_steps_open_at_once(tab, tmp_path, pictures):
-    """Their page has less than 3 MB, and costs the browser at most 2 s of a processor.
-
-    The limit here is three times that: beside other work a processor does less in a second.
-    """
-    run = write(tmp_path / "million", 1_000_000, lives=5, ranks=2)
-    began = time.process_time()
-    draw(run, out=tmp_path / "report.html")
-    print(f"drawn in {time.process_time() - began:.1f} s of a processor")
-    assert (tmp_path / "report.html").stat().st_size < 3e6
-    before = tab.busy_s()
-    tab.show(tmp_path / "report.html")
-    tab.picture(pictures / "million-light.png")
-    opened, drawn = tab.busy_s() - before, tab.run("document.documentElement.dataset.drawn")
-    print(f"opened for {opened:.2f} s of a processor, all drawn after {drawn} ms")
-    assert opened < 6.0
-
-
-def until(true) -> None:
-    """It must come true."""
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)

@@ -1,7 +1,6 @@
 """Checkpoints that were there and are gone: a run never begins at step 0 again without a word."""
 
 import dataclasses
-import json
 import os
 import shutil
 from pathlib import Path
@@ -9,10 +8,10 @@ from pathlib import Path
 import pytest
 from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import known
+from gptddp.checkpoint import known, run_state
+from gptddp.checkpoint.run_state import why_finished
 from gptddp.config import Config
 from gptddp.run.history import read_ledger
-from gptddp.run.in_force import is_finished
 
 
 @pytest.fixture(autouse=True)
@@ -53,17 +52,11 @@ def lose_the_end_of_the_ledger_too(root):
     shutil.rmtree(root)
 
 
-def lose_all_books_but_the_log(root):
-    lose_the_ledger_too(root)
-    (root.parent / "finished.json").unlink()
-
-
 BOOKS = {
     move_away: "step-000000000006.3",
     empty: "step-000000000006.3",
-    lose_the_ledger_too: "one of step 6 (finished.json)",
-    lose_the_end_of_the_ledger_too: "one of step 6 (finished.json)",
-    lose_all_books_but_the_log: "life 3, whose checkpoints ledger.jsonl does not know",
+    lose_the_ledger_too: "dataset.json, finished.json of a run (6 steps logged)",
+    lose_the_end_of_the_ledger_too: "life 3, whose checkpoints ledger.jsonl does not know",
 }
 
 
@@ -87,7 +80,7 @@ def test_from_scratch_is_for_who_means_it(run, root, tmp_path, caplog):
     move_away(root)
     lose_a_peer(run, "--steps", "8", "--from-scratch")
     assert "as --from-scratch says" in caplog.text
-    assert "from_scratch" not in json.loads((tmp_path / "run/config.json").read_text())["config"]
+    assert "from_scratch" not in run_state.read(tmp_path / "run").config
     for file in (tmp_path / "memory").iterdir():
         file.unlink()
     assert run("--steps", "8") == 0
@@ -136,29 +129,25 @@ def test_a_run_that_begins_anew_is_not_finished(run, root, tmp_path):
     """The marker of what was given up ends no job, while the run is begun or later."""
     asked = Config(run_dir=str(tmp_path / "run"), steps=6)
     again = dataclasses.replace(asked, from_scratch=True)
-    assert is_finished(asked) and is_finished(again)
+    assert why_finished(asked) and why_finished(again)
     shutil.rmtree(root)
-    assert is_finished(asked) and not is_finished(again)
+    assert why_finished(asked) and not why_finished(again)
     lose_a_peer(run, "--steps", "6", "--from-scratch")
-    assert not is_finished(asked) and not is_finished(again)
+    assert not why_finished(asked) and not why_finished(again)
 
 
-def test_an_older_one_goes_on_with_a_word(run, root, tmp_path, caplog):
-    """Where the newest commit is missing, its name and where the run goes on from are told."""
+def test_an_older_state_goes_on_with_a_word(run, root, tmp_path, caplog):
+    """Where the newest commit is missing, its name and where the run goes on from are told: from
+    the checkpoint before it, or from memory, where a loss of all pods would now cost everything."""
     shutil.rmtree(root / "step-000000000006.3")
-    assert run("--steps", "8") == 0
-    assert "lacks step-000000000006.3, which the run has had" in caplog.text
-    assert "it goes on from step-000000000004.2, step 4" in caplog.text
-    assert sources(tmp_path / "run")[-1] == "step-000000000004.2"
-
-
-def test_memory_goes_on_with_a_word(run, root, tmp_path, caplog):
-    """The state is newer than what is missing; a loss of all pods would now cost everything."""
     lose_a_peer(run, "--steps", "20")
+    lacks, goes_on = "lacks step-000000000006.3", "which the run has had: it goes on from"
+    assert f"{lacks}, {goes_on} step-000000000004.2, step 4" in caplog.text
     move_away(root)
+    caplog.clear()
     lose_a_peer(run, "--steps", "20")
-    assert "lacks step-000000000006.3" in caplog.text and "it goes on from memory" in caplog.text
-    assert sources(tmp_path / "run")[-1] == "memory"
+    assert f"{lacks}, step-000000000004.2, step-000000000002.1, {goes_on} memory" in caplog.text
+    assert sources(tmp_path / "run")[-2:] == ["step-000000000004.2", "memory"]
 
 
 def test_what_retention_deletes_is_not_missed(run, root, caplog):
@@ -173,6 +162,24 @@ def test_what_retention_deletes_is_not_missed(run, root, caplog):
     assert "checkpoint skipped" in caplog.text and "lacks" not in caplog.text
 
 
+def test_a_ledger_of_an_earlier_day_ends_no_run(run, root, caplog):
+    """It has the end of the first life, which was that of the run then, and its checkpoint alone.
+    The run goes on from a later one; nothing is missing, and no end is made up for the first life.
+    Without checkpoints it is refused."""
+    ledger = root.with_name("ledger.jsonl")
+    lines = ledger.read_text().splitlines(keepends=True)
+    stop = next(i for i, line in enumerate(lines) if '"event": "stop"' in line)
+    shutil.rmtree(root / "step-000000000002.1")
+    for kept, newest in ((stop + 1, "step-000000000006.3"), (1, "step-000000000008.4")):
+        ledger.write_text("".join(lines[:kept]))
+        assert run("--steps", "8") == 0
+        assert sources(root.parent)[-1] == newest and "lacks" not in caplog.text
+        assert "end" not in [event["event"] for event in read_ledger(root.parent)]
+    ledger.write_text("".join(lines[: stop + 1]))
+    shutil.rmtree(root)
+    assert run("--steps", "2") == 4
+
+
 def test_a_folder_that_comes_back_is_waited_for(run, root, tmp_path, monkeypatch):
     """A listing that is empty for a moment costs a moment."""
     move_away(root)
@@ -185,7 +192,6 @@ def test_a_folder_that_comes_back_is_waited_for(run, root, tmp_path, monkeypatch
 def test_a_name_that_the_folder_does_not_list_is_asked_for(run, root, tmp_path, monkeypatch):
     """A single name is looked up anew where a network file system lists a folder as it was."""
     listdir = os.listdir
-    (root / "LATEST").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", lambda path: listdir(path) if Path(path) != root else [])
         assert run("--steps", "8") == 0

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from support.checkpoints import loaded_step, meta, save, weights
+from support.waiting_writer import Writer
 
-from gptddp.checkpoint import retention, snapshot, store
+from gptddp.checkpoint import retention, shard, snapshot, store
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 from gptddp.errors import CheckpointError
 
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(store, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(shard, "CHUNK_BYTES", 4096)
 
 
 DTYPES = [
@@ -56,7 +56,7 @@ def test_round_trip(tmp_path, small_chunks):
     assert Writer(tmp_path, 3).save(12, tensors, meta).error is None
     loaded = load_newest(tmp_path)
     assert (loaded.step, loaded.generation, loaded.meta) == (12, 3, meta)
-    assert loaded.name == "step-000000000012.3" and loaded.skipped == ()
+    assert loaded.name == "step-000000000012.3"
     assert list(loaded.tensors) == list(tensors)
     for name, tensor in tensors.items():
         back = loaded.tensors[name]
@@ -74,7 +74,6 @@ def test_nothing_to_load(tmp_path):
     root = tmp_path / "checkpoints"
     for foreign in (".tmp/step-000000000009.1.ab", ".trash/step-000000000009.1", "notes", "step-9"):
         (root / foreign).mkdir(parents=True)
-    (root / "LATEST").write_text("step-000000000009.1\n")
     assert load_newest(tmp_path) is None
     assert loaded_step(save(tmp_path, 3).parents[1]) == 3
 
@@ -91,39 +90,27 @@ def _append(path):
         file.write(b"\0")
 
 
-def _zero(path):
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def _hole(path):
-    with open(path, "r+b") as file:
-        file.seek(8192)
-        file.write(bytes(4096))
-
-
-def _swap_chunks(path):
-    data = path.read_bytes()
-    path.write_bytes(data[4096:8192] + data[:4096] + data[8192:])
-
-
 def _loop(path):
     path.unlink()
     path.symlink_to(path)
 
 
-DAMAGES = [_truncate, _append, _zero, Path.unlink, _loop, lambda path: os.truncate(path, 0)]
-CASES = [(file, damage) for file in ("manifest.json", "shard-0-of-1.bin") for damage in DAMAGES]
-CASES += [("shard-0-of-1.bin", _hole), ("shard-0-of-1.bin", _swap_chunks)]
+DAMAGES = [_truncate, _append, Path.unlink, _loop, lambda path: os.truncate(path, 0)]
 
 
-@pytest.mark.parametrize(("file", "damage"), CASES)
+@pytest.mark.parametrize("file", ["manifest.json", "shard-0-of-1.bin"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_found_set_aside_and_the_one_before_is_loaded(
     tmp_path, small_chunks, caplog, file, damage
 ):
-    """Any damage is named in a warning, the checkpoint is kept as .bad, the one before loads."""
+    """Any damage is named in a warning, the checkpoint is kept as .bad, the one before loads; a
+    reader beside the run leaves it in its place."""
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
     damage(newest / file)
+    assert loaded_step(tmp_path, set_aside=False) == 1
+    assert os.path.lexists(newest)
+    caplog.clear()
     assert loaded_step(tmp_path) == 1
     assert file in caplog.text and newest.name in caplog.text
     assert not newest.exists() and newest.with_name(newest.name + ".bad.1").exists()
@@ -170,23 +157,6 @@ def test_a_thousand_damages_are_found(tmp_path, small_chunks, caplog):
     assert min(found.values()) > 300 and all(is_good() for is_good in good.values())
 
 
-def test_several_shards(tmp_path):
-    """A manifest with two shards verifies; swapping the two files or the directories does not."""
-    shards = [memoryview(os.urandom(100)), memoryview(os.urandom(100))]
-    for step in (1, 2):
-        manifest = {"step": step, "generation": 1, "time": 0, "tensors": {}, "meta": {}}
-        store.commit(tmp_path, manifest, shards)
-    one, two = sorted((tmp_path / "checkpoints").glob("step-*"))
-    assert retention.verify(one).ok and retention.verify(two).ok
-    os.rename(one / "shard-0-of-2.bin", one / "x")
-    os.rename(one / "shard-1-of-2.bin", one / "shard-0-of-2.bin")
-    os.rename(one / "x", one / "shard-1-of-2.bin")
-    assert "do not match their hash" in retention.verify(one).reason
-    shutil.rmtree(one)
-    os.rename(two, one)
-    assert "belongs to step-000000000002.1" in retention.verify(one).reason
-
-
 @pytest.mark.parametrize("forge", ["empty", "file", "loop", "dangling", "copy", "garbage"])
 def test_forged_newest_is_passed_over(tmp_path, forge):
     """Something that only has a checkpoint's name, at a higher step, is not taken for one."""
@@ -203,59 +173,34 @@ def test_forged_newest_is_passed_over(tmp_path, forge):
     else:
         forged.mkdir()
         (forged / "manifest.json").write_text(json.dumps({"format": 1, "step": 99}))
-    (good.parent / "LATEST").write_text("step-000000000099.1")
     assert loaded_step(tmp_path) == 7
 
 
 def test_never_from_zero_when_all_are_bad(tmp_path):
-    """No valid checkpoint among existing ones is exit code 4 with the fix, also the second time."""
-    for step in (1, 2):
-        os.truncate(save(tmp_path, step) / "shard-0-of-1.bin", 5)
-    for _ in range(2):
-        with pytest.raises(CheckpointError, match="none is valid.*from a backup") as caught:
-            load_newest(tmp_path)
-        assert caught.value.exit_code == 4
-    assert len(list((tmp_path / "checkpoints").glob("*.bad.1"))) == 2
-
-
-def test_damaged_twice_under_one_name(tmp_path):
-    """A second bad checkpoint of the same name is set aside beside the first."""
+    """No valid checkpoint among existing ones is exit code 4 with the fix, also the second time. A
+    second one of the same name is set aside beside the first."""
     for number in (1, 2):
-        save(tmp_path, 1)
-        (save(tmp_path, 2) / "manifest.json").unlink()
-        assert loaded_step(tmp_path) == 1
-        assert (tmp_path / "checkpoints" / f"step-000000000002.1.bad.{number}").exists()
-        shutil.rmtree(tmp_path / "checkpoints" / "step-000000000001.1")
+        for step in (1, 2):
+            os.truncate(save(tmp_path, step) / "shard-0-of-1.bin", 5)
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match="none is valid.*from a backup") as caught:
+                load_newest(tmp_path)
+            assert caught.value.exit_code == 4
+        assert len(list((tmp_path / "checkpoints").glob(f"*.bad.{number}"))) == 2
 
 
 # -- which one ---------------------------------------------------------------------------------
 
 
 def test_the_newer_generation_wins_over_the_higher_step(tmp_path):
-    """A branch that a newer generation has left is not returned to, whatever the file times."""
-    for step, generation in ((100, 1), (200, 1), (150, 2)):
+    """A branch that a newer generation has left is not returned to, whatever the file times; both
+    are compared as numbers."""
+    for step, generation in ((200, 9), (999, 9), (1000, 9), (150, 10)):
         path = save(tmp_path, step, generation)
         os.utime(path, (2_000_000_000 - step, 2_000_000_000 - step))
     assert loaded_step(tmp_path) == 150
     (path / "manifest.json").unlink()
-    assert loaded_step(tmp_path) == 200
-
-
-def test_steps_are_compared_as_numbers(tmp_path):
-    """Generation 10 is newer than generation 9, step 1000 than step 999."""
-    for step, generation in ((5, 9), (999, 10), (1000, 10)):
-        save(tmp_path, step, generation)
     assert loaded_step(tmp_path) == 1000
-
-
-def test_a_name_not_yet_listed_is_found_by_the_hint(tmp_path, monkeypatch):
-    """On a network file system whose listing is stale, LATEST still leads to the newest."""
-    save(tmp_path, 1)
-    save(tmp_path, 2)
-    listdir = os.listdir
-    hidden = "step-000000000002.1"
-    monkeypatch.setattr(os, "listdir", lambda path: [n for n in listdir(path) if n != hidden])
-    assert loaded_step(tmp_path) == 2
 
 
 def test_refused_ones_stay(tmp_path, caplog):
@@ -266,15 +211,6 @@ def test_refused_ones_stay(tmp_path, caplog):
     assert "it is of run 'b', and this is run 'a'" in caplog.text and other.exists()
     with pytest.raises(CheckpointError, match="this is run 'c'"):
         load_newest(tmp_path, run_id="c")
-
-
-def test_a_reader_leaves_damage_in_place(tmp_path):
-    """With set_aside=False a bad checkpoint is skipped but not renamed."""
-    save(tmp_path, 1)
-    bad = save(tmp_path, 2)
-    _truncate(bad / "shard-0-of-1.bin")
-    assert loaded_step(tmp_path, set_aside=False) == 1
-    assert bad.exists()
 
 
 def test_a_newer_format_is_not_called_damaged(tmp_path, monkeypatch):

@@ -7,27 +7,10 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints import loaded_step, save
-from support.failing_reads import Reads
+from support.failing_volume import Reads
 
 from gptddp import files
 from gptddp.checkpoint.load import load_newest
-
-
-def test_a_hint_that_cannot_be_read_is_no_reason_to_load_an_older_one(tmp_path, monkeypatch):
-    """It is tried again: the list may be older than the hint, here for the whole test."""
-    save(tmp_path, 1)
-    newest = save(tmp_path, 2)
-    listdir, read_text, fails = os.listdir, Path.read_text, [errno.ESTALE, errno.EIO]
-
-    def failing(path):
-        if path.name == "LATEST" and fails:
-            raise OSError(fails[-1], os.strerror(fails.pop()))
-        return read_text(path)
-
-    monkeypatch.setattr(os, "listdir", lambda path: [n for n in listdir(path) if n != newest.name])
-    monkeypatch.setattr(Path, "read_text", failing)
-    monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
-    assert loaded_step(tmp_path) == 2 and not fails
 
 
 def test_unwritable_directory(tmp_path, monkeypatch, caplog):

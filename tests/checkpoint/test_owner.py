@@ -1,21 +1,20 @@
 """A checkpoint is its own run's: one of another run is never gone on from, counted or deleted."""
 
-import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.checkpoints import loaded_step, meta, save
+from support.checkpoints import meta, save
 from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import known, owner, retention, snapshot, store
+from gptddp.checkpoint import known, retention, run_state, snapshot, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
 from gptddp.flags import from_args
 from gptddp.launch.rescue import rescue
-from gptddp.run.history import Ledger, read_ledger
+from gptddp.run.history import read_ledger
 
 MINE, OTHERS, LATER = (f"step-000000000{name}" for name in ("002.1", "003.1", "003.9"))
 
@@ -40,7 +39,7 @@ def others(run, tmp_path):
 
 
 def put(others: Path, run: Path) -> None:
-    """As a restore from the wrong backup does: the hint is the other run's too."""
+    """As a restore from the wrong backup does."""
     shutil.copytree(others, run / "checkpoints", dirs_exist_ok=True)
 
 
@@ -58,19 +57,9 @@ def gptddp(*args: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_each_checkpoint_says_whose_it_is(mine, others):
-    """The same steps of the same rows: only the id of the run tells the two apart."""
-    said = [
-        store.unsealed(path)["run_id"] for path in (mine / "checkpoints" / MINE, others / OTHERS)
-    ]
-    wanted = [json.loads((path / "config.json").read_text()) for path in (mine, others.parent)]
-    assert said == [it["run_id"] for it in wanted] and said[0] != said[1]
-
-
 def test_a_newer_one_of_another_run_is_passed_over(run, mine, others, caplog):
     """By name, with whose it is; the run's own goes on, and no reader believes it either."""
     put(others, mine)
-    assert (mine / "checkpoints/LATEST").read_text().strip() == OTHERS
     assert "step 2" in gptddp("sample", mine, "--tokens", "1")[1]
     code, listed = gptddp("checkpoints", mine, "--verify")
     assert code == 0 and [line.split()[1] for line in listed.splitlines()[:2]] == [
@@ -129,38 +118,19 @@ def test_memory_goes_before_a_checkpoint_of_another_run(run, tmp_path, others, c
         assert rescue(from_args(["--run-dir", str(mine)]), tmp_path / "memory") == MINE
     assert f"{MINE} is another run's: it is set aside" in caplog.text
     assert store.names(mine) == [LATER, OTHERS, f"{MINE}.bad.1", MINE]
-    assert owner.newest(mine, owner.run_id_of(mine)) == MINE
+    assert store.newest(mine, run_state.read(mine).run_id) == MINE
     shutil.rmtree(mine)
     shutil.move(kept, mine)
     assert run("--steps", "4") == 0 and sources(mine) == ["scratch", "memory"]
-    for name in (OTHERS, LATER):
-        assert f"checkpoint skipped: {name}: it is of another run" in caplog.text
 
 
-def test_the_id_of_a_run_is_not_lost_with_its_configuration(run, mine, tmp_path):
-    """The ledger has it, and where that is gone too the checkpoint; a copy of the run elsewhere,
-    and one of which nothing but its checkpoints is left, go on."""
-    config = mine / "config.json"
-    wanted = json.loads(config.read_text())["run_id"]
-    config.unlink()
-    assert run("--steps", "3") == 0
-    shutil.copytree(mine, tmp_path / "copy")
-    for path in tmp_path.glob("copy/*"):
-        if path.name != "checkpoints":
-            path.unlink(missing_ok=True) if path.is_file() else shutil.rmtree(path)
-    assert run("--steps", "4", "--run-dir", str(tmp_path / "copy")) == 0
-    for place in ("run", "copy"):
-        assert json.loads((tmp_path / place / "config.json").read_text())["run_id"] == wanted
-    assert sources(tmp_path / "copy") == ["step-000000000003.2"]
-
-
-def test_one_that_does_not_say_whose_it_is_is_believed(tmp_path):
-    """Version 0.1.0 has not written it."""
-    path = save(tmp_path, 1, meta=meta(1))
-    manifest = store.unsealed(path)
-    assert manifest.pop("run_id") is None
-    (path / store.MANIFEST).write_bytes(store._seal(manifest))
-    assert loaded_step(tmp_path, run_id="mine") == 1
+def test_a_run_of_which_only_its_checkpoints_are_left_goes_on(run, mine, tmp_path):
+    """They say its id and its configuration."""
+    wanted = run_state.read(mine)
+    shutil.copytree(mine / "checkpoints", tmp_path / "copy/checkpoints")
+    assert run("--steps", "3", "--run-dir", str(tmp_path / "copy")) == 0
+    assert run_state.read(tmp_path / "copy").run_id == wanted.run_id
+    assert sources(tmp_path / "copy") == [MINE]
 
 
 def test_retention_counts_and_deletes_only_what_is_the_runs_own(tmp_path):
@@ -174,28 +144,6 @@ def test_retention_counts_and_deletes_only_what_is_the_runs_own(tmp_path):
         save(tmp_path, step, 2, meta=meta(step), **how)
     left = {store.order(name) for name in store.names(tmp_path)}
     assert left == {(9, 500), (9, 400), (2, 230), (2, 220), (2, 210), (2, 110), (1, 101), (1, 1)}
-    (tmp_path / "config.json").write_text('{"run_id": "mine", "config": {"keep_every": 100}}')
-    code, said = gptddp("checkpoints", tmp_path, "--prune", "--keep", "1")
-    assert code == 0 and said.count("deleted") == 1 and said.count("foreign") == 4
-    states = {row.name: row.state for row in retention.list_checkpoints(tmp_path)}
-    assert states["step-000000000230.2"] == "complete" and len(states) == 7
-
-
-def test_the_hint_of_a_late_commit_is_the_newest_there_is(tmp_path, monkeypatch):
-    """While it is about to be written the living life commits, and deletes the late one."""
-    Ledger(tmp_path).event("start", 2, source="memory", step=5)
-    hint = store.write_hint
-
-    def meanwhile(run_dir, name):
-        monkeypatch.setattr(store, "write_hint", hint)
-        save(tmp_path, 7, 2, meta=meta(7), run_id="mine", keep=1)
-        hint(run_dir, name)
-
-    monkeypatch.setattr(store, "write_hint", meanwhile)
-    save(tmp_path, 5, 1, meta=meta(5), run_id="mine", late=True)
-    newest = "step-000000000007.2"
-    assert (tmp_path / "checkpoints/LATEST").read_text().strip() == newest
-    assert store.names(tmp_path) == [newest]
 
 
 def test_what_cannot_be_read_just_now_is_not_deleted(tmp_path, monkeypatch):

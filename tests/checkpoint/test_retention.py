@@ -9,27 +9,35 @@ import time
 import pytest
 import torch
 from support.crashing import killed
-from support.many_checkpoints import save, steps
+from support.waiting_writer import Writer
 
-from gptddp.checkpoint import retention, store
+from gptddp.checkpoint import retention, shard, store
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 
 
-def test_keeps_the_newest(tmp_path):
-    """After each commit the newest `keep` stay, and trash and temporary directories are empty."""
+def save(run_dir, *steps, generation=1, keep=99):
+    """Commit a small checkpoint for each step; the directory of all."""
+    for step in steps:
+        tensors = {"x": torch.full((100,), float(step))}
+        assert Writer(run_dir, generation, keep=keep).save(step, tensors, {}).error is None
+    return run_dir / "checkpoints"
+
+
+def steps(run_dir):
+    """(generation, step) of the checkpoints that are there, newest first."""
+    return [store.order(name) for name in store.names(run_dir) if store.is_candidate(name)]
+
+
+def test_the_newest_stay_by_generation_then_step(tmp_path):
+    """After each commit the newest `keep`; trash and temporary directories are empty. A low step of
+    the newest generation is not pruned as the oldest, whatever the file times."""
     root = save(tmp_path, *range(8, 13), keep=3)
     assert steps(tmp_path) == [(1, 12), (1, 11), (1, 10)]
     assert os.listdir(root / ".trash") == os.listdir(root / ".tmp") == []
-
-
-def test_newest_by_generation_then_step(tmp_path):
-    """A low step of the newest generation is not pruned as the oldest, whatever the file times."""
-    save(tmp_path, 100, 200, 300)
-    for path in (save(tmp_path, 50, 60, generation=2)).glob("step-*.2"):
+    for path in save(tmp_path, 5, 6, generation=2).glob("step-*.2"):
         os.utime(path, (0, 0))
     retention.prune(tmp_path, 3)
-    assert steps(tmp_path) == [(2, 60), (2, 50), (1, 300)]
+    assert steps(tmp_path) == [(2, 6), (2, 5), (1, 12)]
 
 
 def test_only_loadable_ones_count(tmp_path):
@@ -67,13 +75,13 @@ def test_the_last_good_one_stays(tmp_path, caplog, keep, when):
 
 def test_what_a_save_reads(tmp_path, monkeypatch):
     """Its own bytes, and those of the oldest that stays, when it replaces one; no more."""
-    read, real = [], store.read_shards
+    read, real = [], shard.read
 
     def reading(path, *args):
         read.append(path.name.split(".")[0])
         return real(path, *args)
 
-    monkeypatch.setattr(store, "read_shards", reading)
+    monkeypatch.setattr(shard, "read", reading)
     save(tmp_path, 1, 2, 3, keep=3)
     assert read == [f"step-{n:012}" for n in (1, 2, 3)]
     read.clear()
@@ -126,13 +134,23 @@ def test_the_first_of_each_so_many_steps_stays(tmp_path):
     assert [step for _, step in steps(tmp_path)] == [330, 310, 210, 130]
 
 
-def test_bad_ones_are_never_deleted(tmp_path):
-    """What was set aside stays for inspection."""
-    root = save(tmp_path, 1)
-    retention.set_aside(root / "step-000000000001.1")
-    save(tmp_path, 2, 3, 4, keep=1)
-    assert (root / "step-000000000001.1.bad.1" / "manifest.json").exists()
-    assert steps(tmp_path) == [(1, 4)]
+def save_skipped(tmp_path, *skipped, keep, keep_every=0):
+    """One checkpoint for each of these: after how many steps that were not finite; steps 1, 2, 3"""
+    for step, number in enumerate(skipped, 1):
+        writer = Writer(tmp_path, 1, keep=keep, keep_every=keep_every)
+        saved = writer.save(step, {"x": torch.ones(100)}, {"step": step, "skipped": number})
+        assert saved.error is None
+    return [step for _, step in steps(tmp_path)]
+
+
+def test_what_was_saved_before_a_blow_up_stays_until_it_is_over(tmp_path):
+    """A checkpoint of a streak of skipped steps is not counted, and goes when a newer one is there,
+    also as the first of each so many steps; when the streak is over all is as ever."""
+    assert save_skipped(tmp_path / "1", 0, 0, 0, *range(1, 30), keep=2) == [32, 3, 2]
+    assert save_skipped(tmp_path / "2", 0, 1, 2, keep=1) == [3, 1]
+    assert save_skipped(tmp_path / "3", 0, 1, 2, 0, keep=1) == [4]
+    assert save_skipped(tmp_path / "4", 0, 1, 2, 0, 0, keep=2) == [5, 4]
+    assert save_skipped(tmp_path / "5", 0, 0, 1, 2, 0, 0, 0, keep=1, keep_every=3) == [7, 6, 5]
 
 
 def test_a_deletion_that_resists_is_tried_again(tmp_path, monkeypatch):
@@ -151,15 +169,6 @@ def test_a_deletion_that_resists_is_tried_again(tmp_path, monkeypatch):
     assert os.listdir(root / ".trash") == []
 
 
-def test_an_open_reader_is_not_disturbed(tmp_path):
-    """Files that a reader has open can be pruned; it reads on, and a new reader falls back."""
-    root = save(tmp_path, 1, 2)
-    with open(root / "step-000000000001.1" / "shard-0-of-1.bin", "rb") as file:
-        retention.prune(tmp_path, 1)
-        assert len(file.read()) == 400
-    assert load_newest(tmp_path).step == 2
-
-
 def test_a_reader_survives_a_pruner_that_is_faster(tmp_path, monkeypatch):
     """All that a reader has listed may vanish under it: it lists again and loads the newest."""
     save(tmp_path, 1, 2)
@@ -174,38 +183,27 @@ def test_a_reader_survives_a_pruner_that_is_faster(tmp_path, monkeypatch):
     assert load_newest(tmp_path).step == 4
 
 
-def test_stale_work_is_removed_but_not_a_newer_generations(tmp_path):
-    """A writer clears what its own generation has left, and those of dead writers before it only
-    where the disk is full, as one may be a late save under way; a late one does not touch what its
-    successor is building. When a life begins, all of it goes but the late save that is spared."""
-    root = save(tmp_path, 1)
-    names = [f"step-000000000009.{generation}.{'ab' * 16}" for generation in (1, 2, 3)]
-    for name in names:
-        (root / ".tmp" / name).mkdir()
-    (root / ".tmp" / "else").mkdir()
-    retention.remove_stale(tmp_path, 2)
-    assert set(os.listdir(root / ".tmp")) == {names[0], names[2], "else"}
-    retention.remove_stale(tmp_path, 2, older=True)
-    assert os.listdir(root / ".tmp") == [names[2]]
-    (root / ".tmp" / "else").mkdir()
-    (root / ".tmp" / names[0]).mkdir()
-    retention.fence(tmp_path, ["step-000000000009.1"])
-    assert os.listdir(root / ".tmp") == [names[0]]
+def test_unfinished_work_is_discarded(tmp_path, monkeypatch):
+    """When a life begins, all of it but the late save that is spared; on a full disk, that of lives
+    up to the writer's own: not what its successor is building. Whoever is writing it renames all of
+    it or nothing, as its files go when it is out of reach."""
+    root, parents, rmtree = save(tmp_path, 1), [], shutil.rmtree
 
-
-def test_unfinished_work_is_out_of_reach_before_its_files_go(tmp_path, monkeypatch):
-    """Whoever is writing it renames all of it or nothing: never what is left of it."""
-    root = save(tmp_path, 1)
-    (root / ".tmp" / f"step-000000000009.2.{'ab' * 16}").mkdir()
-    parents, rmtree = [], shutil.rmtree
-
-    def noting(path, **kwargs):
+    def noting(path, **how):
         parents.append(path.parent.name)
-        rmtree(path, **kwargs)
+        rmtree(path, **how)
 
     monkeypatch.setattr(shutil, "rmtree", noting)
-    retention.remove_stale(tmp_path, 2)
-    assert set(parents) == {".trash"} and os.listdir(root / ".tmp") == []
+    names = [f"step-000000000009.{generation}.{'ab' * 16}" for generation in (1, 2, 3)]
+    for name in (*names, "else"):
+        (root / ".tmp" / name).mkdir()
+    retention.discard_unfinished(tmp_path, upto=2)
+    assert os.listdir(root / ".tmp") == [names[2]]
+    (root / ".tmp" / names[0]).mkdir()
+    retention.discard_unfinished(tmp_path, ["step-000000000009.1"])
+    assert os.listdir(root / ".tmp") == [names[0]]
+    retention.prune(tmp_path, 1)
+    assert os.listdir(root / ".trash") == [] and set(parents) == {".trash"}
 
 
 def test_killed_at_every_system_call(tmp_path):
@@ -247,20 +245,20 @@ def test_list_tells_the_state_of_each(tmp_path):
     assert [row.ok for row in rows] == [True, False, False, False]
     assert "bytes 0 to 400 do not match" in rows[1].reason
     assert retention.list_checkpoints(tmp_path / "absent") == []
-
-
-@pytest.mark.parametrize("name", ["step-1.1", "step-000000000001", "step-٠٠٠٠٠٠٠٠٠٠٠١.1"])
-def test_other_names_are_not_checkpoints(name):
-    """Only the exact form of the name counts."""
-    assert store.order(name) is None and not store.is_candidate(name)
+    for name in ("step-1.1", "step-000000000001", "step-٠٠٠٠٠٠٠٠٠٠٠١.1"):
+        assert store.order(name) == (0, 0) and not store.is_candidate(name)
+    save(tmp_path, 5, 6, 7, keep=1)  # what was set aside stays for inspection
+    assert [row.state for row in retention.list_checkpoints(tmp_path)] == [
+        "complete",
+        "quarantined",
+    ]
 
 
 PRUNER = """
 import sys
-from pathlib import Path
-from gptddp.checkpoint.retention import prune_by_hand
+from gptddp.checkpoint.retention import prune
 while True:
-    prune_by_hand(Path(sys.argv[1]), 2)
+    prune(sys.argv[1], 2)
 """
 
 

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cluster_jobs import PODS, TINY, Job, cli, until
+from support.cluster_jobs import PODS, TINY, Job, cli
+from support.waiting import until
 
 import gptddp
 from gptddp.checkpoint import store

@@ -12,9 +12,10 @@ import time
 from collections import defaultdict
 
 import pytest
-from support.cluster_jobs import PODS, Job, until
+from support.cluster_jobs import PODS, Job
 from support.measurements import recovery, write_measurement
 from support.same_bits import check_same_lines
+from support.waiting import until
 
 from gptddp.run.history import history, read_ledger
 

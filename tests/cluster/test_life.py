@@ -8,8 +8,6 @@ import json
 import pytest
 from support.cluster_jobs import cli
 
-MAIN = "import sys; sys.argv[0] = 'gptddp-k8s'; from gptddp.k8s import main; main()"
-
 
 @pytest.fixture(scope="module")
 def namespace(new_namespace):

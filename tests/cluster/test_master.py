@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from support.cluster_jobs import TINY, Job, until
+from support.cluster_jobs import TINY, Job
+from support.waiting import until
 
 from gptddp import __version__
 

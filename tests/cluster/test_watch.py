@@ -1,13 +1,10 @@
-"""`logs` and `wait` on a real cluster: real logs, pods that really go."""
+"""`logs -f` on a real cluster: real logs, pods that really go."""
 
-import os
-import subprocess
 import time
 from collections import defaultdict
-from pathlib import Path
 
-import pytest
-from support.small_jobs import SLEEP, command, job, run
+from support.cluster_jobs import start
+from support.small_jobs import job
 
 COUNT = """
 import os, signal, sys, time, uuid
@@ -28,14 +25,7 @@ def test_no_line_is_lost_when_pods_are(namespace):
     """Followed from the start through four killed pods: every life counts without a gap."""
     end = time.time() + 50
     namespace.kubectl("create", "-f", "-", stdin=job("count", COUNT, str(end), replicas=3))
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    follower = subprocess.Popen(
-        command(namespace, "logs", "-f", "count"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    follower = start(namespace, "logs", "-f", "count")
     for pods in (["count-worker-2"], ["count-worker-0"], ["count-worker-1", "count-worker-2"]):
         for name in (f"count-worker-{n}" for n in range(3)):
             namespace.kubectl("wait", f"pod/{name}", "--for=create", "--timeout=30s")
@@ -54,30 +44,3 @@ def test_no_line_is_lost_when_pods_are(namespace):
         assert numbers == [str(n) for n in range(len(numbers))]
     ends = [lines[-1] == ["last", str(len(lines) - 1)] for lines in lives.values()]
     assert ends.count(True) >= 3  # a killed pod's last words may not leave its node
-
-
-ENDS = {
-    "succeeded": (job("succeeded", "print('done')"), 0, ": Succeeded"),
-    "failed": (job("failed", "raise SystemExit(3)"), 100, "exited with 3 (loss or gradient not"),
-    "suspended": (job("suspended", SLEEP, suspend=True), 103, ": Suspended"),
-    "running": (job("running", SLEEP), 124, "still"),
-    "absent": (job("other", SLEEP, suspend=True), 102, "no PyTorchJob absent"),
-}
-
-
-@pytest.fixture(scope="module")
-def ends(new_namespace):
-    """All those jobs, made at once."""
-    made = new_namespace()
-    made.kubectl("create", "-f", "-", stdin=[it for it, _, _ in ENDS.values()])
-    yield made
-    made.remove()
-
-
-@pytest.mark.parametrize("name", ENDS)
-def test_how_a_job_ended_is_an_exit_code(ends, name):
-    """Each with its line on stderr, and nothing on stdout."""
-    _, code, said = ENDS[name]
-    done = run(ends, "wait", name, "--timeout", "8" if code == 124 else "60")
-    assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    assert said in done.stderr and name in done.stderr

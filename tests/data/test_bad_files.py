@@ -5,7 +5,6 @@ import random
 import shutil
 
 import pytest
-from support.prepared import texts
 from support.quarantined_run import Run
 from support.rewritten_dataset import rewrite
 
@@ -16,13 +15,11 @@ from gptddp.prepare import shard_writer
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 
-CODECS = ["none", "snappy", "zstd"]
 
-
-@pytest.fixture(scope="module", params=CODECS)
-def healthy(request, tmp_path_factory) -> Dataset:
-    """Four shards of four row groups or so, in each of the usual compressions."""
-    folder = tmp_path_factory.mktemp(request.param)
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory) -> Dataset:
+    """Four shards of four row groups or so, where nothing but page checksums shows a bit."""
+    folder = tmp_path_factory.mktemp("healthy")
     rng = random.Random(5)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 8))) for _ in range(300)]
     lines = [" ".join([str(i), *rng.choices(words, k=rng.randint(5, 60))]) for i in range(320)]
@@ -30,7 +27,7 @@ def healthy(request, tmp_path_factory) -> Dataset:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_writer, "_SHARD_BYTES", 13_000)
         made = prepare([folder / "lines.jsonl"], folder / "made", Settings(tokenizer="bytes"))
-    return rewrite(made, folder / "data", 20, request.param)
+    return rewrite(made, folder / "data", 20, "none")
 
 
 @pytest.fixture
@@ -107,22 +104,6 @@ def test_a_bad_file_at_the_start_is_refused_or_left_out(dataset, how):
     assert path.name in warning and said in warning
 
 
-@pytest.mark.parametrize("on_bad", ["fail", "quarantine"])
-def test_files_that_were_added_or_renamed_are_refused(dataset, on_bad):
-    """Under either policy: it is not damage, so nobody can say what was meant."""
-    train = dataset.dir / "train"
-    (train / "00001.parquet").rename(train / "one.parquet")
-    shutil.copy(train / "00000.parquet", train / "more.parquet")
-    (train / ".hidden.parquet").write_bytes(b"left by a network file system")
-    with pytest.raises(DataError) as caught:
-        open_dataset(dataset.dir, on_bad)
-    assert "00001.parquet: No such file or directory (renamed to train/one.parquet?)" in str(
-        caught.value
-    )
-    assert "train/more.parquet was added" in str(caught.value)
-    assert "hidden" not in str(caught.value)
-
-
 def test_validation_and_tokenizer_must_be_whole(dataset):
     """No policy leaves out validation text: losses would no longer be comparable."""
     damage(dataset.dir / "val/00000.parquet", "truncated")
@@ -139,9 +120,3 @@ def test_a_volume_that_is_away_is_not_taken_for_bad_files(dataset):
     assert run.ledger == []
     dataset.dir.with_name("away").rename(dataset.dir)
     assert run.go(3, 20).fps == Run(dataset, lanes=6, batch=6, seq_len=64).go(1, 20).fps
-
-
-def test_every_compression_gives_the_same_documents(healthy):
-    """The rewritten shards hold what prepare wrote."""
-    made = open_dataset(healthy.dir.parent / "made")
-    assert texts(healthy, "train") == texts(made, "train")

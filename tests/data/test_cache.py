@@ -16,9 +16,8 @@ from gptddp.data import blocks
 from gptddp.data import cache as cache_module
 from gptddp.data.cache import Cache, open_cache
 from gptddp.data.dataset import Dataset, open_dataset
-from gptddp.data.lanes import Block
 from gptddp.data.loader import Loader
-from gptddp.data.packing import Packed, pack
+from gptddp.data.packing import Packed
 from gptddp.errors import DataError
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
@@ -94,14 +93,6 @@ def test_other_rows_are_not_confused(dataset, cache, other):
     batches, reads = steps(dataset, cache=cache, **other)
     assert reads
     same(batches, steps(dataset, **other)[0])
-
-
-def test_parts_of_a_row_group_are_told_apart(dataset, cache):
-    """As where it is cut for another number of lanes."""
-    groups = dataset.row_groups("train")
-    source = blocks.Source(dataset, "train", groups, dataset.tokenizer(), 30, cache=cache)
-    parts = [(0, 1), (0, 2), (1, 2), (0, 4)]
-    assert len({source.cached(Block(0, part, of))[1] for part, of in parts}) == len(parts)
 
 
 def test_the_rows_of_another_tokenizer_are_not_used(dataset, cache, monkeypatch):
@@ -223,23 +214,6 @@ def test_only_a_folder_of_this_user_is_used(tmp_path, caplog, monkeypatch):
     full = types.SimpleNamespace(free=400)
     monkeypatch.setattr(cache_module.shutil, "disk_usage", lambda path: full)
     assert open_cache("auto").limit_bytes == 100
-
-
-def test_an_unfinished_file_is_not_taken_for_rows(dataset, cache):
-    """What a process left that was killed while it wrote is never read."""
-    plain, _ = steps(dataset, cache=cache)
-    for path in list(cache.folder.iterdir()):
-        path.rename(path.with_suffix(".0123.tmp"))
-    batches, reads = steps(dataset, cache=cache)
-    same(batches, plain)
-    assert reads
-
-
-def test_packed_rows_of_the_cache_can_be_taken_from(cache):
-    """They behave as those that pack() gives."""
-    packed = pack([np.arange(9, dtype=np.uint16)], 99, 4, np.uint16)
-    cache.put(("x",), packed)
-    assert np.array_equal(cache.get(("x",), 4, np.uint16).take(slice(1)).tokens, packed.tokens[:1])
 
 
 def test_rows_in_quarantine_are_not_taken_from_the_cache(dataset, cache):

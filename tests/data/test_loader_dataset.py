@@ -1,10 +1,10 @@
 """The loader on prepared datasets: real parquet files and tokenizers."""
 
 import contextlib
-import itertools
 import json
 import random
 import shutil
+import sysconfig
 from collections import Counter
 from pathlib import Path
 
@@ -13,8 +13,9 @@ import pytest
 
 from gptddp.data import blocks
 from gptddp.data.dataset import Dataset, open_dataset
+from gptddp.data.lanes import deal
 from gptddp.data.loader import Batch, Loader, eval_rows
-from gptddp.errors import DataError
+from gptddp.prepare import shard_writer
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 
@@ -33,7 +34,9 @@ def dataset(request, tmp_path_factory) -> Dataset:
     ]
     source = folder / "source.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return prepare([source], folder / "dataset", Settings(tokenizer=request.param))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_writer, "_SHARD_BYTES", 20_000)
+        return prepare([source], folder / "dataset", Settings(tokenizer=request.param))
 
 
 def open_loader(dataset: Dataset, **changes) -> contextlib.closing[Loader]:
@@ -65,32 +68,6 @@ def pairs_of(tokens: np.ndarray, valid: np.ndarray) -> Counter:
     return Counter(zip(tokens[:, :-1][valid].tolist(), tokens[:, 1:][valid].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("sizes", [(1,), (4, 3, 4), (2, 5, 3, 1)])
-def test_an_epoch_is_the_training_split(dataset, sizes):
-    """The first epoch of all lanes has every token and the end of every document as a target once.
-
-    Whatever the world sizes that it is trained at, one after the other, each from a saved state.
-    """
-    pairs, state = Counter(), None
-    ended, lives = np.zeros(LANES, bool), itertools.cycle(sizes)
-    while not ended.all():
-        world_size = next(lives)
-        with contextlib.ExitStack() as stack:
-            places = [dict(rank=rank, world_size=world_size) for rank in range(world_size)]
-            loaders = [
-                stack.enter_context(open_loader(dataset, state=state, **place)) for place in places
-            ]
-            for _ in range(13):
-                batches = [loader.next() for loader in loaders]
-                tokens = np.concatenate([batch.tokens for batch in batches])[~ended]
-                valid = np.concatenate([batch.valid for batch in batches])[~ended]
-                pairs += pairs_of(tokens, valid)
-                cursors = sum(batch.cursors for batch in batches)
-                ended |= cursors[:, 0] > 0
-            state = json.loads(json.dumps(loaders[0].state(cursors)))
-    assert pairs == expected_pairs(dataset, "train")
-
-
 def test_validation_rows_are_the_validation_split(dataset):
     """All of them are every document of the split, with literal special tokens as plain text."""
     tokens, valid = eval_rows(dataset, 64, 10**9)
@@ -101,25 +78,12 @@ def test_validation_rows_are_the_validation_split(dataset):
     assert "<|bos|>" in tokenizer.decode(tokens.reshape(-1).tolist())
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 5, LANES])
-def test_ranks_share_the_batches_of_one_process(dataset, world_size):
-    """Fingerprints sum to those of one process, and rows are its rows, from a saved state too."""
-    alone = batches_of(dataset, 60)
-    with open_loader(dataset) as loader:
-        state = json.loads(json.dumps(loader.state(alone[29].cursors)))
-    ranks = [
-        batches_of(dataset, 30, rank=rank, world_size=world_size, state=state, threads=2)
-        for rank in range(world_size)
-    ]
-    for step, batches in enumerate(zip(*ranks, strict=True)):
-        assert sum(batch.fp for batch in batches) % 2**64 == alone[30 + step].fp
-        rows = np.concatenate([batch.tokens for batch in batches])
-        assert np.array_equal(rows, alone[30 + step].tokens)
-
-
 def test_the_place_of_the_files_does_not_matter(dataset, tmp_path):
-    """A copy in another folder continues the run with the same batches."""
+    """A copy in another folder, listed backwards, continues the run with the same batches."""
     copy = open_dataset(shutil.copytree(dataset.dir, tmp_path / "elsewhere"))
+    files = copy.manifest["splits"]["train"]["files"]
+    files.reverse()
+    assert len(files) > 1
     alone = batches_of(dataset, 20)
     with open_loader(copy, state={**loader_state(dataset, alone[9])}) as loader:
         assert [loader.next().fp for _ in range(10)] == [batch.fp for batch in alone[10:]]
@@ -130,19 +94,17 @@ def loader_state(dataset: Dataset, batch: Batch) -> dict:
         return loader.state(batch.cursors)
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
-def test_a_damaged_file_is_named(dataset, tmp_path, monkeypatch, damage):
-    """A file that was damaged after the start raises DataError with its name and row group."""
-    monkeypatch.setattr(blocks, "RETRY_S", (0.01, 0.01))
-    copy = open_dataset(shutil.copytree(dataset.dir, tmp_path / "copy"))
-    path = Path(copy.dir) / copy.row_groups("train")[0].path
-    content = bytearray(path.read_bytes())
-    if damage == "flip":
-        content[len(content) // 3] ^= 1
-    path.unlink()
-    if damage != "remove":
-        path.write_bytes(content if damage == "flip" else content[: len(content) // 2])
-    with open_loader(copy) as loader, pytest.raises(DataError, match=r"3 attempts") as caught:
-        while loader.next().cursors[:, 0].min() < 1:
-            pass
-    assert str(path) in str(caught.value) and "row group" in str(caught.value)
+def test_lanes_have_equally_many_rows_of_real_text(tmp_path):
+    """Of Python's standard library, whose files differ in length and in tokens a byte, at most
+    0.5 % of the rows are unseen after one epoch's tokens: row groups know about their tokens."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    dataset = prepare(files, tmp_path / "data", Settings(vocab_size=512))
+    groups = dataset.row_groups("train")
+    source = blocks.Source(dataset, "train", groups, dataset.tokenizer(), 64)
+    encode = source.encoder()
+    n_rows = [len(source.pack_rows(source.documents(g), encode)) for g in range(len(groups))]
+    assert len(groups) >= 64
+    for lanes in (5, 12, 48, 64):
+        dealt = deal([group.tokens for group in groups], lanes, seed=7)
+        rows = np.array([sum(len(b.rows(n_rows[b.group], 7)) for b in mine) for mine in dealt])
+        assert np.maximum(0, rows - rows.mean()).sum() <= 0.005 * rows.sum()

@@ -16,7 +16,7 @@ def test_no_text_at_all_is_refused():
         Loader(Dataset([["", None]]), lanes=2, batch=2, seq_len=8, seed=1)
     lying = Dataset([["", None]])
     lying.row_groups = lambda split: [
-        types.SimpleNamespace(path="train/00000.parquet", index=0, rows=2, text_bytes=99)
+        types.SimpleNamespace(path="train/00000.parquet", index=0, rows=2, tokens=99)
     ]
     with open_loader(lying) as loader, pytest.raises(DataError, match="lane 0 has no text"):
         loader.next()
@@ -30,8 +30,8 @@ def test_no_text_at_all_is_refused():
         (dict(lanes=4), "lanes: 8 -> 4"),
         (dict(batch=8), "batch: 16 -> 8"),
         (dict(dataset=corpus(seed=2)), "dataset: "),
-        (dict(older="older"), "pack: older -> bfd-3"),
-        (dict(pack="concat"), "pack: bfd-3 -> concat-2"),
+        (dict(older="older"), "pack: older -> bfd-4"),
+        (dict(pack="concat"), "pack: bfd-4 -> concat-3"),
         (dict(version=99), "version: 99 -> 2"),
         (dict(tokenizer="other"), "tokenizer: other -> bbbb"),
     ],

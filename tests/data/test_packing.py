@@ -1,14 +1,12 @@
 """Packing: nothing lost, nothing twice, rows full."""
 
 import random
-from collections import Counter
 
 import numpy as np
 import pytest
 
 from gptddp.data.packing import (
     IDS,
-    OLD,
     Packed,
     best_fit,
     documents_of,
@@ -47,29 +45,6 @@ def fill(packed: Packed) -> float:
     return float(lengths_of(packed).sum() / packed.tokens.size)
 
 
-@pytest.mark.parametrize("how", IDS)
-@pytest.mark.parametrize("seq_len", [1, 2, 3, 7, 16, 64])
-@pytest.mark.parametrize("seed", range(5))
-def test_every_token_is_a_target_exactly_once(how, seq_len, seed):
-    """Each token of each document is predicted once, from the token before it in the document, and
-    so is its end; only version 0.1.0 left out most ends."""
-    rng = random.Random(seed)
-    documents = documents_with_ids(
-        rng.choice([0, 1, 2, seq_len, seq_len + 1, rng.randint(1, 200)]) for _ in range(60)
-    )
-    packed = pack(documents, 2**31, seq_len, np.dtype(np.uint32), how)
-    inputs, targets = packed.tokens[:, :-1], packed.tokens[:, 1:]
-    pairs = Counter(zip(inputs[packed.valid].tolist(), targets[packed.valid].tolist(), strict=True))
-    expected: Counter = Counter()
-    for document in documents:
-        text = [2**31, *document.tolist()]
-        expected.update(zip(text, text[1:], strict=False))
-    ends = Counter({pair: n for pair, n in pairs.items() if pair[1] == 2**31})
-    assert pairs - ends == expected
-    last = Counter((int(document[-1]), 2**31) for document in documents if len(document))
-    assert ends <= last if how.endswith(OLD) else ends == last
-
-
 @pytest.mark.parametrize("seq_len", [4, 32])
 def test_bos_is_around_documents_only(seq_len):
     """A document with tokens begins behind a BOS and is closed by one, which may be that of the
@@ -83,15 +58,6 @@ def test_bos_is_around_documents_only(seq_len):
     assert opened.sum() == sum(n > 0 for n in lengths)
     inside = (bos & real)[:, 1:-1] & ~(packed.valid[:, :-1] | opened[:, 1:])
     assert not inside.any() and bos[~real].all()
-
-
-def test_documents_in_a_row_can_be_told_apart():
-    """BOS and targets that are not valid mark every start of a document in a row."""
-    packed = pack(documents_with_ids([7, 9, 6, 3]), BOS, 4, np.dtype(np.uint32), "best-fit-0.1")
-    for tokens, valid, length in zip(packed.tokens, packed.valid, lengths_of(packed), strict=True):
-        for i in range(1, length):
-            follows = tokens[i] == tokens[i - 1] + 1 or tokens[i - 1] == BOS
-            assert follows != (tokens[i] == BOS or not valid[i - 1])
 
 
 def test_pieces_overlap_by_one_and_have_a_target():
@@ -215,18 +181,17 @@ def test_nothing_to_pack():
         packed = pack(documents, BOS, 8, np.dtype(np.uint16))
         assert packed.tokens.shape == (0, 9) and packed.valid.shape == (0, 8)
         assert packed.tokens.dtype == np.uint16
-        assert hashes(packed, origins(0, 0, 0, 0), "best-fit").shape == (0,)
+        assert hashes(packed, origins(0, 0, 0, 0)).shape == (0,)
 
 
-@pytest.mark.parametrize("how", ["best-fit", "best-fit-0.1"])
-def test_hashes_tell_rows_places_and_tokens_apart_but_not_widths(how):
+def test_hashes_tell_rows_places_and_tokens_apart_but_not_widths():
     """A row's hash depends on its place and tokens, and is the same for uint16 and uint32."""
     documents = documents_with_ids(log_normal(50, 40))
-    narrow, wide = (pack(documents, BOS, 64, np.dtype(d), how) for d in ("u2", "u4"))
+    narrow, wide = (pack(documents, BOS, 64, np.dtype(d)) for d in ("u2", "u4"))
     n = len(wide)
 
     def of(rows, *place):
-        return hashes(rows, origins(n, *place), how)
+        return hashes(rows, origins(n, *place))
 
     own = of(wide, 3, 1, 2)
     assert np.array_equal(own, of(narrow, 3, 1, 2))
@@ -240,11 +205,11 @@ def test_hashes_tell_which_targets_count():
     """Not their number alone: two that change places are another row."""
     packed = pack(documents_with_ids(log_normal(50, 40)), BOS, 64, np.dtype("u4"))
     origin = origins(len(packed), 3, 1, 2)
-    before = hashes(packed, origin, "best-fit")
+    before = hashes(packed, origin)
     packed.valid[0, 5], packed.valid[0, 6] = False, True
-    moved = hashes(packed, origin, "best-fit")
+    moved = hashes(packed, origin)
     packed.valid[0, 5], packed.valid[0, 6] = True, False
-    assert len({int(it[0]) for it in (before, moved, hashes(packed, origin, "best-fit"))}) == 3
+    assert len({int(it[0]) for it in (before, moved, hashes(packed, origin))}) == 3
     assert np.array_equal(before[1:], moved[1:])
 
 
@@ -254,4 +219,4 @@ def test_what_the_model_gets_has_the_hash_of_what_was_packed():
     origin = origins(len(packed), 3, 1, 2)
     x = packed.tokens[:, :-1].astype(np.int64)
     y = np.where(packed.valid, packed.tokens[:, 1:].astype(np.int64), -100)
-    assert np.array_equal(row_hashes(origin, x, y), hashes(packed, origin, "best-fit"))
+    assert np.array_equal(row_hashes(origin, x, y), hashes(packed, origin))

@@ -61,24 +61,3 @@ def test_a_target_sees_no_other_part_under_the_mask(how, seq_len, seed):
             run = run[1:] if run[0] == BOS else run
             run = run[:-1] if len(run) and run[-1] == BOS else run
             assert (np.diff(run) == 1).all()
-
-
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("seq_len", [1024, 2048])
-def test_rows_of_parts_are_full(how, seq_len):
-    """A row group of sixteen parts of one document: 99.5 % of the places are targets."""
-    rng = np.random.default_rng(1)
-    documents = [np.zeros(n, np.uint32) for n in rng.integers(50_000, 65_536, 16)]
-    packed = pack(documents, BOS, seq_len, np.uint32, how, [True] * 15 + [False])
-    assert packed.valid.sum() == sum(map(len, documents)) + 1
-    assert packed.valid.mean() >= 0.995
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_without_marks_the_rows_are_the_same(how):
-    """No mark, and marks that are all false, are one."""
-    documents = documents_with_ids([3, 0, 9, 4, 17])
-    plain = pack(documents, BOS, 4, np.uint32, how)
-    marked = pack(documents, BOS, 4, np.uint32, how, [False] * 5)
-    assert np.array_equal(plain.tokens, marked.tokens)
-    assert np.array_equal(plain.valid, marked.valid)

@@ -15,10 +15,9 @@ from gptddp import train
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.data.loader import Loader, eval_rows
 from gptddp.errors import DataError
-from gptddp.prepare import summary
 from gptddp.prepare.build import prepare
+from gptddp.prepare.commands import summary
 from gptddp.prepare.recipe import Settings
-from gptddp.prepare.repack import repack
 from gptddp.run.history import history
 
 WORDS = ["".join(random.Random(n).choices("abcdefg", k=1 + n % 9)) for n in range(300)]
@@ -86,7 +85,9 @@ def test_the_documents_are_the_lists(tmp_path, from_text, kind):
     size = sum(len(text.encode()) for text in texts())
     splits = dataset.manifest["splits"].values()
     assert sum(split["text_bytes"] for split in splits) == size
-    assert f"{size / len(np.concatenate(ids)):.1f}" in summary.prepared(dataset)  # bytes a token
+    assert f"{size / len(np.concatenate(ids)):.1f}" in summary(
+        dataset.dir, dataset.manifest
+    )  # bytes a token
 
 
 def rows_of_an_epoch(dataset: Dataset) -> int:
@@ -156,15 +157,6 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path, from_text):
         run(tmp_path / "in", *args[2:], "--text-field", "n"), "--tokens-field input_ids -> None"
     )
     assert open_dataset(out).pretokenized
-
-
-def test_repacked_tokens_are_the_same_tokens(tmp_path, from_text):
-    """`gptddp repack` knows both kinds of datasets."""
-    dataset = prepared(tmp_path, from_text, encoded(from_text))
-    repacked = repack(dataset.dir, tmp_path / "again")
-    assert repacked.pretokenized and documents_of(repacked) == documents_of(dataset)
-    split = repacked.manifest["splits"]["train"]
-    assert split["text_bytes"] == dataset.manifest["splits"]["train"]["text_bytes"]
 
 
 def test_training_on_tokens(tmp_path, from_text, train_here):

@@ -122,13 +122,6 @@ def test_a_run_of_a_million_characters_is_encoded(
     assert bpe.encoder()(part).tolist() == ids_of_huggingface(definition, part)
 
 
-def test_a_document_of_ten_megabytes_is_encoded(bpe: tokenizer.Tokenizer) -> None:
-    """One large document is no special case."""
-    text = "".join(python_files(40)) * 20
-    assert len(text) > 10e6
-    assert bpe.token_bytes[bpe.encoder()(text)].sum() == len(text.encode())
-
-
 def test_special_tokens_in_the_text_are_text(bpe: tokenizer.Tokenizer) -> None:
     """A literal <|bos|> in a document is spelt out, and nothing is added to a document."""
     ids = bpe.encoder()("a<|bos|>b")
@@ -241,21 +234,6 @@ def test_what_tiktoken_cannot_do_is_left_to_tokenizers(
     ids = tokenizer.encoder()(text)
     assert ids.tolist() == ids_of_huggingface(json.dumps(changed), text)
     assert tokenizer.bos not in tokenizer.encoder()("<|bos|>")
-
-
-def test_byte_fallback_file(tmp_path: Path) -> None:
-    """A BPE with <0x..> bytes and U+2581 for spaces knows its tokens' true lengths."""
-    vocab = {"<s>": 0} | {f"<0x{b:02X}>": b + 1 for b in range(256)}
-    vocab |= {"\u2581": 257, "a": 258, "\u2581a": 259}
-    model = models.BPE(vocab, [("\u2581", "a")], byte_fallback=True, unk_token=None)
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-    tokenizer.add_special_tokens(["<s>"])
-    loaded = load(tmp_path, tokenizer.to_str())
-    ids = loaded.encoder()("a aé")
-    assert ids.tolist() == [258, 259, 1 + 0xC3, 1 + 0xA9]
-    assert loaded.token_bytes[ids].tolist() == [1, 2, 1, 1]
-    assert loaded.decode(ids) == "a aé" and loaded.bos == 0
 
 
 def test_large_vocabularies_have_wide_ids(definition: str, tmp_path: Path) -> None:

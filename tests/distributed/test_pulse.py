@@ -7,12 +7,14 @@ import pty
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
 import types
 
 import pytest
+from support.waiting import until
 
 from gptddp.distributed import connect, pulse
 from gptddp.launch import hung
@@ -126,46 +128,49 @@ def impatient(monkeypatch):
     monkeypatch.setattr(pulse, "POLL_S", 0.05)
 
 
-STOPS = ["sum(itertools.repeat(0))", "os.kill(os.getpid(), 19)"]
-
-
-@pytest.mark.parametrize("how", STOPS)
-def test_the_launcher_sees_what_stops_every_thread(process, tmp_path, impatient, how):
-    """A call that holds the GIL, and a stopped process: by pid, with the step, after the limit."""
-    pulses = Pulses(tmp_path)
-    it = process("beats(0.1)", how)
-    assert it.stdout.readline() == b"here\n"
-    begin, found = time.monotonic(), []
-    while not found:
-        assert time.monotonic() < begin + 30 and it.poll() is None
-        assert pulses.hanging([it.pid + 1]) == []  # another worker, which has no pulse yet
-        time.sleep(0.02)
-        found = pulses.hanging([it.pid])
-    assert pulses.hanging([it.pid]) == []  # it is told once, while it is being killed
-    assert time.monotonic() - begin >= LIMIT_S
-    assert [(h.local_rank, h.pid, h.step) for h in found] == [(0, it.pid, 7)]
-    assert hung.is_stopped(it.pid) == ("19" in how)
-
-
-@pytest.mark.parametrize("how", STOPS)
-def test_the_launcher_kills_it_and_says_where_it_was(process, tmp_path, impatient, how):
-    """As its own error, with rank and step; but a stop comes from outside, and is not counted."""
+@pytest.mark.parametrize("how", ["sum(itertools.repeat(0))", "os.kill(os.getpid(), 19)"])
+def test_the_launcher_kills_what_stops_every_thread(process, tmp_path, impatient, how):
+    """A call that holds the GIL, and a stopped process: once, after the limit, and it says where.
+    The first is its own error, with rank and step; a stop comes from outside, and is not counted.
+    """
     said, counted = [], []
     rendezvous = types.SimpleNamespace(say=said.append)
     workers = Workers(rendezvous, tmp_path / "verdict.json", None, lambda *it: counted.append(it))
     it = process("beats(0.1)", how)
     assert it.stdout.readline() == b"here\n"
     begin = time.monotonic()
-    while it.poll() is None:
-        assert time.monotonic() < begin + 30
-        workers.end_hanging([it.pid], first_rank=3)
-        time.sleep(0.02)
-    assert it.returncode == -signal.SIGKILL
+    until(lambda: workers.end_hanging([it.pid], first_rank=3) or it.poll())
+    assert it.returncode == -signal.SIGKILL and time.monotonic() - begin >= LIMIT_S
     stopped = "19" in how
     what = "rank 0 is stopped (SIGSTOP)" if stopped else "rank 0 hangs in <module> (<string>:"
     assert len(said) == 1 and said[0].startswith("no progress for ") and what in said[0]
     assert [(rank, step) for rank, _, step in counted] == ([] if stopped else [(3, 7)])
     assert stopped or re.fullmatch(r"it hangs in <module> \(<string>:\d+\)", counted[0][1])
+
+
+def test_a_stopped_worker_is_told_once_when_its_next_beat_is_late(spawn, tmp_path):
+    """With its step; not before it is late, not twice, and not where it is not stopped."""
+    worker = spawn([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    told: list[tuple[int, int]] = []
+    pulses = Pulses(tmp_path, lambda rank, step, seconds: told.append((rank, step)))
+
+    def listen(beats: float, seconds: float) -> None:
+        cells = struct.pack("5d", worker.pid, beats, 600.0, 7.0, 0.6)
+        pulse.path_of(tmp_path, 0).write_bytes(cells)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert pulses.hanging([worker.pid]) == []
+            time.sleep(0.05)
+
+    listen(1, 1.0)
+    assert told == []  # late, and not stopped
+    os.kill(worker.pid, signal.SIGSTOP)
+    listen(2, 0.4)
+    assert told == []
+    listen(2, 1.0)
+    assert told == [(0, 7)]
+    listen(3, 1.0)  # it went on, and is stopped once more
+    assert told == [(0, 7), (0, 7)]
 
 
 def test_no_pulse_and_a_torn_one_are_no_hang(tmp_path):
@@ -196,10 +201,7 @@ def test_the_launcher_kills_what_never_begins_to_beat(silent, tmp_path):
     rendezvous = types.SimpleNamespace(say=said.append)
     workers = Workers(rendezvous, tmp_path / "verdict.json", None, lambda *it: counted.append(it))
     begin = time.monotonic()
-    while silent.poll() is None:
-        assert time.monotonic() < begin + 30
-        workers.end_hanging([silent.pid], first_rank=0)
-        time.sleep(0.02)
+    until(lambda: workers.end_hanging([silent.pid], first_rank=0) or silent.poll())
     assert time.monotonic() - begin > 0.6 and not counted
     (line,) = said
     assert line.startswith("no progress for 1 s: a worker (process ") and "has begun" in line
@@ -218,10 +220,7 @@ def test_a_worker_whose_disk_is_full_is_not_taken_for_one_that_never_begins(
             assert pulses.hanging([silent.pid]) == []
             time.sleep(0.02)
     assert pathlib.Path.write_bytes is write
-    until = time.monotonic() + 30
-    while not pulses.hanging([silent.pid]):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: pulses.hanging([silent.pid]))
 
 
 def test_a_worker_shares_its_pulse_as_soon_as_the_disk_has_room(process, tmp_path, impatient):
@@ -232,11 +231,12 @@ def test_a_worker_shares_its_pulse_as_soon_as_the_disk_has_room(process, tmp_pat
     assert it.stdout.readline() == b"here\n"
     assert pulse.read(tmp_path / "pulse.0") is None
     shutil.rmtree(tmp_path / "pulse.0")
-    end, found = time.monotonic() + 30, None
-    while found is None or found.pid != it.pid:
-        assert time.monotonic() < end
+
+    def its() -> pulse.Pulse | None:
         found = pulse.read(tmp_path / "pulse.0")
-    assert found.limit_s == LIMIT_S
+        return found if found and found.pid == it.pid else None
+
+    assert until(its).limit_s == LIMIT_S
     it.kill()
 
 
@@ -244,11 +244,8 @@ def test_a_hang_on_the_way_out_is_the_launchers(process, tmp_path, impatient):
     """Of a process that has ended its training: in a destructor, at the interpreter's exit."""
     it = process("pass", "atexit.register(time.sleep, 60)")
     assert it.stdout.readline() == b"here\n" and it.stdout.readline() == b"end\n"
-    pulses, end, found = Pulses(tmp_path), time.monotonic() + 30, []
-    while not found:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-        found = pulses.hanging([it.pid])
+    pulses = Pulses(tmp_path)
+    found = until(lambda: pulses.hanging([it.pid]))
     assert [(h.pid, h.step) for h in found] == [(it.pid, 0)]  # no step's own error
     it.kill()
 

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch.distributed as td
 from support.forked import Forked, ranks
+from support.waiting import until
 
 from gptddp.distributed import storage, waiting
 
@@ -69,10 +70,7 @@ def world():
 
 def joined(processes: list[Forked]) -> None:
     """Wait until all ranks are there."""
-    end = time.monotonic() + 60
-    while not all("joined" in it.stderr.path.read_text() for it in processes):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: all("joined" in it.stderr.path.read_text() for it in processes))
 
 
 def test_a_read_of_three_times_the_limit_is_waited_for(world):
@@ -96,6 +94,16 @@ def test_a_rank_that_is_alone_speaks_of_no_others(monkeypatch, caplog):
     caplog.set_level("INFO")
     waiting.teller(td.HashStore(), "key", alone=True)("waiting until the run is free, for 20 s")
     assert "until the run is free" in caplog.text and "other ranks" not in caplog.text
+
+
+def test_a_start_says_how_far_it_has_read(run, monkeypatch, caplog):
+    """So that the other ranks see that a large checkpoint on a slow volume comes further."""
+    assert run("--steps", "2") == 0
+    monkeypatch.setattr(storage, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(storage, "NEXT_LINE_S", 0.0)
+    caplog.set_level("INFO")
+    assert run("--steps", "4") == 0
+    assert "reading step-000000000002.1, 0.00 of " in caplog.text
 
 
 def test_a_read_that_hangs_is_noticed_by_all(world):

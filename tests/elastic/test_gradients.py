@@ -1,47 +1,95 @@
 """The gradient of a step does not depend on the number of processes, nor on how even they are."""
 
-import os
-import subprocess
-import sys
+import dataclasses
 
 import numpy as np
 import pytest
-from support.paths import SUPPORT
+import torch
+from support import forked
+from support.loaders import LANES, SEED, SEQ_LEN, corpus, open_loader
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from gptddp.config import Config, with_preset
+from gptddp.distributed.connect import World, connect
+from gptddp.model import sums
+from gptddp.model.gpt import build
+from gptddp.train import forward_backward, warm_up
+from gptddp.training.agree import agree
+from gptddp.training.clock import PhaseClock, RankSeconds
+
+RANK = "import sys; from elastic.test_gradients import rank_main; rank_main(sys.argv[1])"
+WORLDS = (1, 2, 3, 5, 7)
+CONFIG = with_preset(
+    Config(
+        n_layer=2,
+        n_head=2,
+        n_embd=32,
+        seq_len=SEQ_LEN,
+        lanes=LANES,
+        batch=3 * LANES,
+        micro_batch=2,
+        precision="fp32",
+        device="cpu",
+        seed=SEED,
+    ),
+    accelerator=False,
+)
+EMPTY_LANE = 3  # its rows have no target
+
+
+def gradients(world: World, reduce: str) -> np.ndarray:
+    """All ranks: every gradient of the step, in one array."""
+    torch.set_num_threads(1)
+    net = build(CONFIG, 257, world.device)
+    ddp = DDP(net, gradient_as_bucket_view=True)
+    made = sums.build(ddp, dataclasses.replace(CONFIG, reduce=reduce), world)
+    warm_up(ddp, CONFIG, world)
+    where = {"rank": world.rank, "world_size": world.world_size}
+    with open_loader(corpus(), batch=CONFIG.batch, **where) as loader:
+        batch = [loader.next() for _ in range(3)][-1]
+    mine = np.repeat(np.flatnonzero(batch.cursors.any(axis=1)), CONFIG.batch // LANES)
+    batch.valid[mine == EMPTY_LANE] = False
+    object.__setattr__(batch, "targets", int(batch.valid.sum()))
+    spent = RankSeconds(PhaseClock(), world)
+    agreed = agree(batch, False, 0.0, save=False, late=False, logged=0, spent=spent, world=world)
+    forward_backward(ddp, batch, agreed.targets, 2, CONFIG, world, made)
+    return torch.cat([p.grad.ravel() for p in net.parameters() if p.grad is not None]).numpy()
+
+
+def rank_main(folder: str) -> None:
+    """One rank, from joining its world to leaving it, as the trainer does.
+
+    Rank 0 leaves FOLDER/<reduce>.<world size>.npy: the gradients of all parameters in one.
+    """
+    with connect("cpu") as world:
+        for reduce in ("exact", "fast"):
+            found = gradients(world, reduce)
+            if world.rank == 0:
+                np.save(f"{folder}/{reduce}.{world.world_size}.npy", found)
+        world.leave_together()
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """The gradients of a step by how they are summed, in worlds of 1 to 7 processes."""
     folder = tmp_path_factory.mktemp("gradients")
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    child = subprocess.run(
-        [sys.executable, SUPPORT / "gradients.py", folder],
-        env=os.environ | environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.returncode == 0, child.stderr
+    for world in WORLDS:
+        forked.train(world, str(folder), code=RANK)
     return {
-        reduce: [np.load(folder / f"{reduce}.{world_size}.npy") for world_size in range(1, 8)]
+        reduce: [np.load(folder / f"{reduce}.{world}.npy") for world in WORLDS]
         for reduce in ("exact", "fast")
     }
 
 
-def test_exact_gradients_have_the_same_bits_in_every_world(found):
-    """1 to 7 processes over 8 lanes of 3 rows, of which one has no target."""
-    one, *others = found["exact"]
-    assert np.linalg.norm(one) > 0.1
-    for world_size, other in enumerate(others, 2):
-        assert one.tobytes() == other.tobytes(), f"{world_size} processes"
-
-
 def test_gradients_are_those_of_one_process(found):
-    """1 to 7 processes over 8 lanes of 3 rows, one without a target: 1e-6 of the norm in fp32.
+    """1 to 7 processes over 8 lanes of 3 rows, one without a target: the same bits where sums are
+    exact, else 1e-6 of the norm in fp32.
 
     Ranks run 2 to 16 micro-batches of 2 rows or 1.
     """
     one = found["exact"][0]
     norm = np.linalg.norm(one)
-    for reduce, worlds in found.items():
-        for world_size, other in enumerate(worlds, 1):
-            assert np.linalg.norm(other - one) <= 1e-6 * norm, (reduce, world_size)
+    assert norm > 0.1
+    for world, exact, fast in zip(WORLDS, found["exact"], found["fast"], strict=True):
+        assert exact.tobytes() == one.tobytes(), f"{world} processes"
+        assert np.linalg.norm(fast - one) <= 1e-6 * norm, f"{world} processes"

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launchers import PATIENCE_S, PORT, Job, alive, launch, until
+from support import ledgers
+from support.launchers import PORT, Job
+from support.processes import alive, children
+from support.waiting import until
 from torch.distributed import TCPStore
 
 
@@ -33,80 +36,68 @@ def survivors(job: Job, *killed: int) -> None:
     assert [i for i, pod in job.pods.items() if pod.poll() is not None and i not in killed] == []
 
 
-def test_a_killed_worker_is_replaced(job):
-    """After SIGKILL of a worker process all three step on; no launcher has ended."""
-    old = job.worker(1)
-    os.kill(old, signal.SIGKILL)
-    until("a new worker", lambda: job.worker(1) != old)
-    job.goes_on(3)
-    survivors(job)
-
-
 def test_a_signal_to_every_process_of_a_pod_leaves_the_worker_its_time(job):
     """As Slurm sends it: the server, whose end is the workers', outlives it; the worker stops."""
     (pod, worker), before = (job.pods[1].pid, job.worker(1)), job.log(1)
-    (server,) = [child for child in children(pod) if str(worker) in children(child, 1)]
-    os.kill(int(server), signal.SIGTERM)
+    (server,) = [child for child in children(pod) if worker in children(child)]
+    os.kill(server, signal.SIGTERM)
     job.goes_on(3)
-    assert alive(int(server)) and job.worker(1) == worker and job.log(1) == before
+    assert alive(server) and job.worker(1) == worker and job.log(1) == before
     survivors(job)
 
 
-def test_a_worker_that_raises_is_started_again(job):
-    """An exception is printed with its rank, once, and all three step on."""
+def killed(job: Job) -> None:
+    os.kill(job.worker(1), signal.SIGKILL)
+
+
+def raises(job: Job) -> None:
+    """An exception is printed with its rank, once."""
     job.order(1, "raise")
-    until("the traceback", lambda: "[rank 1] Traceback" in job.log(1))
-    job.goes_on(3)
+    until(lambda: "[rank 1] Traceback" in job.log(1), "the traceback")
     assert job.log(1).count("RuntimeError: the toy was told to raise") == 1
-    survivors(job)
 
 
-def test_a_killed_launcher_takes_its_worker_along_and_can_come_back(job):
-    """Nothing of a pod outlives SIGKILL of its launcher; a new one takes its place."""
-    worker = job.worker(2)
-    job.pods[2].kill()
-    job.pods[2].wait()
-    until("the orphan's end", lambda: not alive(worker), timeout_s=5)
-    job.start(2)
-    until("a new worker", lambda: job.worker(2) != worker)
-    job.goes_on(3)
-    survivors(job)
-
-
-def test_the_loss_of_the_rendezvous_host_ends_no_other_launcher(job):
-    """Pod 0 is killed and comes back, twice: the others join again in the same processes."""
-    for _ in range(2):
-        worker = job.worker(0)
-        job.pods[0].kill()
-        job.pods[0].wait()
-        job.start(0)
-        until("a new worker", lambda worker=worker: job.worker(0) != worker)
-        job.goes_on(3)
-        survivors(job)
-    assert "the group is lost" in job.log(1)
-
-
-def test_a_killed_server_is_started_again(job):
-    """Without the process that forks the workers, the pod makes a new one and steps on."""
+def without_server(job: Job) -> None:
+    """Without the process that forks the workers, the pod makes a new one."""
     old = job.worker(1)
     server = int(Path(f"/proc/{old}/stat").read_text().rpartition(")")[2].split()[1])
     assert server != job.pods[1].pid
     os.kill(server, signal.SIGKILL)
-    until("the old worker's end", lambda: not alive(old), timeout_s=5)
-    until("a new worker", lambda: job.worker(1) != old)
-    job.goes_on(3)
-    survivors(job)
+    until(lambda: not alive(old), "the old worker's end", timeout_s=5)
 
 
-def test_a_worker_that_hangs_after_a_kill_is_killed_soon(job):
-    """One worker never notices that another was killed: its agent ends it, and three step on."""
-    hung, killed = job.worker(1), job.worker(2)
+def hangs(job: Job) -> None:
+    """It never notices that another was killed: its agent ends it."""
+    hung, other = job.worker(1), job.worker(2)
     job.order(1, "hang")
-    until("the order's taking", lambda: not (job.folder / "pod-1.hang").exists())
-    os.kill(killed, signal.SIGKILL)
-    until("the hung worker's end", lambda: not alive(hung), timeout_s=20)  # torch: 30
+    until(lambda: not (job.folder / "pod-1.hang").exists(), "the order's taking")
+    os.kill(other, signal.SIGKILL)
+    until(lambda: not alive(hung), "the hung worker's end", timeout_s=20)  # torch: 30
+
+
+@pytest.mark.parametrize("harm", [killed, raises, without_server, hangs])
+def test_a_worker_that_is_lost_is_replaced(job, harm):
+    """After it all three step on, and no launcher has ended."""
+    old = job.worker(1)
+    harm(job)
+    until(lambda: job.worker(1) != old, "a new worker")
     job.goes_on(3)
     survivors(job)
+
+
+@pytest.mark.parametrize("which", [2, 0, 0], ids=["pod", "host", "host again"])
+def test_a_killed_launcher_takes_its_worker_along_and_can_come_back(job, which):
+    """Nothing of a pod outlives SIGKILL of its launcher, and a new one takes its place; the others
+    join again in the same processes, also where it was the host of the rendezvous."""
+    worker = job.worker(which)
+    job.pods[which].kill()
+    job.pods[which].wait()
+    until(lambda: not alive(worker), "the orphan's end", timeout_s=5)
+    job.start(which)
+    until(lambda: job.worker(which) != worker, "a new worker")
+    job.goes_on(3)
+    survivors(job)
+    assert which or "the group is lost" in job.log(1)
 
 
 def test_what_a_stranger_writes_into_the_store_is_not_run_and_ends_nothing(job, tmp_path):
@@ -118,7 +109,7 @@ def test_what_a_stranger_writes_into_the_store_is_not_run_and_ends_nothing(job, 
         store.set(f"{key}.{state['round'] + 1}/MASTER_ADDR", "192.0.2.1")
         store.set(key, value)
         os.kill(old, signal.SIGKILL)
-        until("a new worker", lambda old=old: job.worker(1) != old)
+        until(lambda old=old: job.worker(1) != old, "a new worker")
         job.goes_on(3)
     survivors(job)
     assert not (tmp_path / "executed").exists()
@@ -167,22 +158,6 @@ def test_a_final_error_after_sigterm_is_not_lost(job):
     survivors(job, 2)
 
 
-def test_two_jobs_with_one_port_do_not_meet(job, tmp_path):
-    """At other addresses a job has a rendezvous of its own; one ends, without its host even."""
-    other = Job(tmp_path / "other", pods=2, slot=2, fewest=2)
-    try:
-        other.start(0, 1)
-        other.goes_on(2)
-        job.goes_on(3)
-        other.order(0, "vanish")
-        (other.folder / "end").touch()
-        assert [other.exit_code(i) for i in (0, 1)] == [-signal.SIGKILL, 0]
-        job.goes_on(3)
-        survivors(job)
-    finally:
-        other.close()
-
-
 def test_the_end_does_not_wait_for_a_pod_that_is_gone(job):
     """One launcher dies after the last step: its peers end with 0, and so does its successor."""
     job.order(2, "vanish")
@@ -194,18 +169,6 @@ def test_the_end_does_not_wait_for_a_pod_that_is_gone(job):
     numbers = [line["step"] for line in job.steps()]
     assert set(numbers) == set(range(1, max(numbers) + 1))
     assert "the group is lost" not in job.log(0)
-
-
-def test_a_job_of_one_needs_no_operator(tmp_path):
-    """Without PET_* the launcher is a whole job: one worker, exit code 0."""
-    pod = launch(tmp_path, {}, "--steps", "3")
-    try:
-        assert pod.wait(PATIENCE_S) == 0, (tmp_path / "pod.log").read_text()
-        steps = (tmp_path / "steps.jsonl").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in steps] == [1, 2, 3]
-    finally:
-        pod.kill()
-        pod.wait()
 
 
 def waiting_alone(folder: Path, slot: int) -> Job:
@@ -223,18 +186,14 @@ def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot, number
     try:
         for job in (stopped, ended):
             pid = job.pods[slot % 2].pid
-            until("the server", lambda pid=pid: children(pid))
+            # the resource tracker and the warm server
+            until(lambda pid=pid: len(children(pid)) > 1, "both")
         time.sleep(1.0)
         stopped.pods[slot % 2].send_signal(number)
-        (ended.folder / "finished.json").write_text('{"step": 1000000, "steps": 1000000}')
+        stop = {"event": "stop", "step": 1000000, "cause": "steps"}
+        ledgers.begun(ended.folder, {"steps": 1000000}, stop)
         assert stopped.pods[slot % 2].wait(20) == 128 + number
         assert ended.pods[slot % 2].wait(20) == 0
     finally:
         stopped.close()
         ended.close()
-
-
-def children(pid: int | str, least: int = 2) -> list[str]:
-    """Of a launcher two at least: the resource tracker and the warm server."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return found if len(found) >= least else []

@@ -3,7 +3,8 @@
 import signal
 
 import pytest
-from support.launchers import PORT, Training, parameters, undisturbed
+from support.launchers import PORT, Training, undisturbed
+from support.same_bits import check_same_bits
 
 STEPS = 60
 
@@ -40,9 +41,6 @@ def test_a_lost_worker_and_a_lost_master_cost_nothing_of_the_run(tmp_path, corpu
         job.exit_code(lost)
         job.whole()
     lines = job.finish()
-    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert {line["world_size"] for line in lines} == {3}
-    alone = undisturbed(tmp_path / "alone", corpus, 3, STEPS)
-    for name in ("loss", "grad_norm", "chain_fp"):
-        assert [line[name] for line in lines] == [line[name] for line in alone]
-    assert parameters(job.folder) == parameters(tmp_path / "alone")
+    undisturbed(tmp_path / "alone", corpus, 3, STEPS)
+    check_same_bits(job.folder, tmp_path / "alone")

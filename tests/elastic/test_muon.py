@@ -63,13 +63,7 @@ def flags(data: Path, run: Path, kind: str) -> list[str]:
 
 
 def trained(world: int, *args: str) -> None:
-    processes = forked.ranks(world, *args, code=EVERY_STATE + forked.TRAIN)
-    try:
-        for process in processes:
-            assert process.wait(120) == 0, process.stderr.read()
-    finally:
-        for process in processes:
-            process.kill()
+    forked.train(world, *args, code=EVERY_STATE + forked.TRAIN)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 from support import forked
 from support.prepared import flip
+from support.processes import workers as workers_of
 from support.same_bits import check_same_bits
 from support.toy import SMALL
+from support.waiting import PATIENCE_S, until
 
 from gptddp import train
 from gptddp.data import blocks, lanes
@@ -28,7 +30,6 @@ from gptddp.prepare.recipe import Settings
 from gptddp.run.history import history, read_ledger
 
 STEPS = 180  # two epochs of every lane
-PATIENCE_S = 90
 # A row group that cannot be read is given up at once, in every process of a life.
 GIVE_UP = "from gptddp.data import blocks; blocks.RETRY_S = (0.001,); "
 
@@ -79,18 +80,7 @@ class World:
         self.pod.wait()
 
     def until(self, condition) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert self.pod.poll() is None and time.monotonic() < end, self.log.read_text()
-            time.sleep(0.02)
-
-    def workers(self) -> list[int]:
-        """The training processes: the children of the launcher's warm server."""
-        return [it for child in children_of(self.pod.pid) for it in children_of(child)]
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        until(condition, why=self.log.read_text)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +106,7 @@ def test_schedules(books, undisturbed, tmp_path, sizes, in_memory):
             if memory:
                 for left in memory.iterdir():  # by the life before
                     left.unlink()
-                os.kill(rng.choice(world.workers()), signal.SIGKILL)
+                os.kill(rng.choice(workers_of(world.pod.pid)), signal.SIGKILL)
                 world.until(lambda: any(not it.suffix for it in memory.iterdir()))
         done = last_step(run)
         assert done < STEPS, "the run ended before the kill"
@@ -133,7 +123,7 @@ def test_a_decision_outlives_a_kill(books, tmp_path, monkeypatch, train_here):
     Every life takes the decision at the same step, and the bits are those of one process.
     """
     dataset = open_dataset(shutil.copytree(books, tmp_path / "data"))
-    sizes = [(group.rows, group.text_bytes) for group in dataset.row_groups("train")]
+    sizes = [group.tokens for group in dataset.row_groups("train")]
     number = lanes.deal(sizes, 8, 1337)[5][-1].group
     flip(dataset, number)
     alone, run = tmp_path / "alone", tmp_path / "run"

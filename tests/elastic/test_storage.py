@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.forked import LAUNCH, fork
+from support.forked import LAUNCH, ended, fork
 from support.toy import SMALL
+from support.waiting import until
 
 from gptddp.checkpoint import store
 from gptddp.run.history import history, read_ledger
@@ -20,10 +21,8 @@ def launch(corpus: Path, run: Path, steps: int) -> tuple[int, str]:
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run)]
     flags += ["--steps", str(steps), "--checkpoint-every", "0.05"]
     process = fork(LAUNCH, *flags, env=os.environ | {"PET_NPROC_PER_NODE": "3"})
-    try:
-        return process.wait(120), process.stderr.read()
-    finally:
-        process.kill()
+    (said,) = ended([process], 0, 4)
+    return process.returncode, said
 
 
 def damage(run: Path, name: str) -> None:
@@ -78,10 +77,7 @@ def test_two_jobs_of_one_manifest_on_one_run_directory(submit, tmp_path):
     manifest and rendezvous id; the first goes on without a new life, and so after a kill."""
     run = tmp_path / "runs/gptddp"
     first = submit("one")
-    deadline = time.monotonic() + 90
-    while not (run / "checkpoints").exists():
-        assert first.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    until((run / "checkpoints").exists, why=first.poll)
     owner = json.loads((run / "lease.json").read_text())
     second = submit("two")
     assert second.wait(timeout=120) != 0
@@ -94,9 +90,8 @@ def test_two_jobs_of_one_manifest_on_one_run_directory(submit, tmp_path):
     status = json.loads((tmp_path / "one/jobs/gptddp/status.json").read_text())
     killed = time.time()
     os.kill(status["pods"]["gptddp-worker-0"]["pid"], 9)
-    while [event["event"] for event in read_ledger(run)].count("start") == 1:
-        assert first.poll() is None and time.monotonic() < deadline + 60
-        time.sleep(0.05)
+    until(lambda: [event["event"] for event in read_ledger(run)].count("start") > 1)
+    assert first.poll() is None
     print(f"the next life after {time.time() - killed:.1f} s")
     logs = "".join(path.read_text() for path in (tmp_path / "one/jobs/gptddp/logs").glob("*"))
     assert "waiting" not in logs.replace("waiting for", "")

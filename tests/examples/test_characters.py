@@ -72,28 +72,6 @@ def test_gradients_are_clipped_as_they_are_not_as_they_are_scaled(flags, tmp_pat
     assert [float(norm) for norm in seen] == [pytest.approx(0.01, rel=1e-3)]
 
 
-def test_a_text_of_any_characters_is_gone_on_with(tmp_path):
-    """What is written in the end begins as the text does; a file that is no text is told."""
-    (tmp_path / "text").write_text("αβγδε" * 250, encoding="utf-8")
-    there = ("--epochs", "1", "--folder", str(tmp_path / "run"), "--text")
-    codes, said = run(1, "characters", *there, str(tmp_path / "text"), harm=TO_STDERR)
-    assert codes == [0] and "\nαβγδ" in said[0]
-    (tmp_path / "bytes").write_bytes(b"\xff" * 2000)
-    for name, message in (("bytes", "codec can't decode"), ("absent", "No such file")):
-        codes, said = run(1, "characters", *there, str(tmp_path / name))
-        assert codes == [1] and "--text cannot be read" in said[0] and message in said[0]
-        assert "Traceback" not in said[0]
-
-
-def test_texts_that_differ_between_nodes_are_refused(tmp_path):
-    """By all ranks, before a model is made: each node reads its own files."""
-    for rank in (0, 1):
-        (tmp_path / f"text{rank}").write_text(f"{rank}abc" * 500)
-    own = f"sys.argv += ['--text', {str(tmp_path)!r} + '/text' + os.environ['RANK']]\n"
-    codes, said = run(2, "characters", "--folder", str(tmp_path / "run"), harm=own)
-    assert codes == [1, 1] and all("--text is " in text for text in said)
-
-
 def test_a_model_of_two_ranks_writes_on_one(undisturbed, flags, tmp_path):
     """The snapshot is read without `module.` in its names; a character it never saw is refused."""
     shutil.copytree(undisturbed, tmp_path / "run")

@@ -1,8 +1,6 @@
 """What lies in examples/ is what its pages, its image and its manifest say."""
 
 import re
-import subprocess
-import sys
 
 import yaml
 from support.example_runs import EXAMPLES
@@ -10,16 +8,6 @@ from support.manifests import container
 from support.paths import ROOT
 
 from gptddp import __version__
-
-
-def test_a_script_is_short_enough_to_be_read():
-    """Fewer than 200 lines each, and each in the table of the folder's page."""
-    page = (EXAMPLES / "README.md").read_text()
-    for path in EXAMPLES.iterdir():
-        if path.suffix == ".py":
-            assert len(path.read_text().splitlines()) < 200, path.name
-        name = path.name + "/" * path.is_dir()
-        assert name in ("README.md", "__pycache__/") or f"| `{name}` |" in page
 
 
 def test_the_job_runs_the_script_that_the_image_has():
@@ -30,27 +18,3 @@ def test_the_job_runs_the_script_that_the_image_has():
     copied = re.search(r"^COPY examples (\S+)$", (ROOT / "Dockerfile").read_text(), re.M)
     assert own["args"][0] == f"{copied[1]}/digits.py"
     assert "!examples" in (ROOT / ".dockerignore").read_text().split()
-
-
-def test_the_tables_for_those_who_come_from_elsewhere_name_what_there_is():
-    """Each function or class is in the file that a row names; each path exists."""
-    _, *tables = (ROOT / "docs/learn-ddp.md").read_text().split("\n## From ")
-    assert len(tables) == 2
-    text = "".join(tables)
-    named = re.findall(r"((?:`\w+`(?:,| and) )*`\w+`) in `(\S+)`", text)
-    assert len(named) > 8
-    for names, path in named:
-        for name in re.findall(r"\w{4,}", names):
-            assert re.search(rf"^ *(def|class) {name}\b", (ROOT / path).read_text(), re.M), name
-    for path in re.findall(r"`(examples/[^`]+)`", text):
-        assert (ROOT / path).exists(), path
-
-
-def test_the_target_runs_the_walk_through_the_page():
-    """What `make test-examples` gives to pytest has each test of the folders, the walk's too."""
-    (words,) = re.findall(r"-m pytest (tests/examples.*)$", (ROOT / "Makefile").read_text(), re.M)
-    command = f'"{sys.executable}" -m pytest --collect-only -q {words}'
-    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    for path in (ROOT / "tests/examples").rglob("test_*.py"):
-        assert f"{path.relative_to(ROOT)}::" in done.stdout

@@ -1,5 +1,6 @@
 """Fixtures of the fault tests: jobs, undisturbed runs, and the book of what was measured."""
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +10,13 @@ from support.faulty_jobs import Fault, Job
 from support.forked import train
 from support.measurements import write_measurement
 from support.owned import check_nobodys
+from support.processes import ending
 from support.toy import SMALL
 
 
 @pytest.fixture(scope="module", autouse=True)
-def rank_seconds(request, tmp_path_factory) -> Iterator[None]:
-    """Of every run that the tests of a file have made, and however: who had its rank-seconds."""
+def rank_seconds(tmp_path_factory) -> Iterator[None]:
+    """Of every run that the tests of a file have made, and however: they have owners."""
 
     def ledgers() -> set[Path]:
         return set(tmp_path_factory.getbasetemp().rglob("ledger.jsonl"))
@@ -22,23 +24,17 @@ def rank_seconds(request, tmp_path_factory) -> Iterator[None]:
     before = ledgers()
     yield
     for ledger in sorted(ledgers() - before):
-        owners = check_nobodys(ledger.parent)
-        test = request.node.nodeid.rpartition("/")[2]
-        write_measurement("measured.jsonl", where="owners", test=test, owners=owners)
+        check_nobodys(ledger.parent)
 
 
 @pytest.fixture(scope="module")
 def jobs(corpus, tmp_path_factory):
     """Start a job: jobs(*trainer flags, **of Job). Nothing of it outlives the module."""
-    started = []
 
-    def begin(*flags: str, **options) -> Job:
-        started.append(Job(tmp_path_factory.mktemp("job"), corpus, *flags, **options))
-        return started[-1]
+    def start(*flags: str, **options) -> Job:
+        return Job(tmp_path_factory.mktemp("job"), corpus, *flags, **options)
 
-    yield begin
-    for job in started:
-        job.close()
+    yield from ending(start, Job.close)
 
 
 @pytest.fixture(scope="session")
@@ -66,10 +62,10 @@ def measured(request):
     """Note what a fault has cost: measured(what was done, fault, what happens)."""
     marked = request.node.get_closest_marker("fault").args[0]
 
-    def note(what: str, fault: Fault, happens: str, number: int = marked) -> None:
+    def note(what: str, fault: Fault, happens: str, number: int | None = None) -> None:
         write_measurement(
             "measured.jsonl",
-            fault=number,
+            fault=number or marked,
             what=what,
             happens=happens,
             test=request.node.nodeid.split("[")[0],
@@ -77,3 +73,30 @@ def measured(request):
         )
 
     return note
+
+
+@pytest.fixture
+def strike(measured):
+    """strike(job, what, happens, world): do harm within it, to a world of `before` ranks.
+
+    Then one of `world` ranks goes on. What it has cost is noted; no finished step is done again.
+    """
+
+    @contextlib.contextmanager
+    def harm(
+        job: Job,
+        what: str,
+        happens: str,
+        world: int = 4,
+        *,
+        before: int | None = 4,
+        new_life: bool = True,
+        number: int | None = None,
+    ) -> Iterator[Fault]:
+        job.steady(before)
+        with job.fault(world, new_life=new_life) as fault:
+            yield fault
+        measured(what, fault, happens, number)
+        assert fault.redone == 0
+
+    return harm

@@ -132,25 +132,22 @@ def test_a_clock_that_jumps_costs_nothing(job, clocks, measured, whose, ahead_s)
 
 @pytest.mark.fault(32)
 @pytest.mark.parametrize("which", [1, 0], ids=["pod", "host"])
-def test_a_pod_that_is_killed_is_replaced(job, clocks, measured, which):
+def test_a_pod_that_is_killed_is_replaced(job, clocks, strike, which):
     """By one whose clock is an hour ahead; then the host, whose peers' clocks differ by so much."""
     clocks.set([0, HOUR, -10, 0])
-    job.steady()
-    with job.fault() as fault:
-        job.kill(which)
     what = ["the rendezvous' host killed, clocks differ by 1 h", "a pod killed, the next 1 h ahead"]
-    measured(what[which], fault, "as with clocks that agree")
-    assert fault.redone == 0 and fault.lives == 1
+    with strike(job, what[which], "as with clocks that agree") as fault:
+        job.kill(which)
+    assert fault.lives == 1
     calmly(job, SOON_S)
 
 
 @pytest.mark.fault(32)
-def test_a_pod_that_does_not_come_back_is_given_up(job, measured):
+def test_a_pod_that_does_not_come_back_is_given_up(job, strike):
     """Although its last stamp is in the future for an hour."""
-    with job.fault(3) as fault:
+    ahead = "a pod killed whose clock is 1 h ahead, no replacement"
+    with strike(job, ahead, "as if it agreed", 3):
         job.kill(1, back_s=math.inf)
-    measured("a pod killed whose clock is 1 h ahead, no replacement", fault, "as if it agreed")
-    assert fault.redone == 0
     with job.fault():
         job.bring_back(1)
 

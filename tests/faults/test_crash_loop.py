@@ -16,59 +16,28 @@ from gptddp.run.history import history, read_ledger
 
 STEPS = 24
 # `broken(step, rank)` is the test's; a step is counted from 0 here.
-PLACES = {
-    "forward": """
+IN_A_STEP = """
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 _forward_backward = forward_backward
-def forward_backward(ddp, batch, targets, step, *rest):
-    if broken(step, rest[1].rank):
-        raise ValueError("the test's own error")
-    return _forward_backward(ddp, batch, targets, step, *rest)
-""",
-    "backward": """
-_forward_backward = forward_backward
-def fail(grad):
+def fail(*_):
     raise ValueError("the test's own error")
 def forward_backward(ddp, batch, targets, step, *rest):
     if broken(step, rest[1].rank):
-        next(ddp.parameters()).register_hook(fail)
+        {harm}
     return _forward_backward(ddp, batch, targets, step, *rest)
-""",
-    "optimizer": """
-_build = optim.build
-class Optim:
-    def __getattr__(self, name):
-        return getattr(_optim, name)
-    def build(self, *args):
-        optimizer = _build(*args)
-        _step, first = optimizer.step, []
-        def step():
-            if broken(int(PROGRESS[-1].step), int(os.environ["RANK"])):
-                raise ValueError("the test's own error")
-            _step()
-        optimizer.step = step
-        return optimizer
-_optim, optim = optim, Optim()
-PROGRESS = []
-from gptddp.training import life
-class Progress(life.Progress):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        PROGRESS.append(self)
-life.Progress = Progress
-""",
-    "segfault": """
-_forward_backward = forward_backward
-def forward_backward(ddp, batch, targets, step, *rest):
-    if broken(step, rest[1].rank):
-        os.kill(os.getpid(), signal.SIGSEGV)
-    return _forward_backward(ddp, batch, targets, step, *rest)
-""",
-    "start": """
+"""
+HARM = {
+    "forward": "fail()",
+    "backward": "next(ddp.parameters()).register_hook(fail)",
+    "optimizer": "register_optimizer_step_pre_hook(fail)",
+    "segfault": "os.kill(os.getpid(), signal.SIGSEGV)",
+}
+PLACES = {place: IN_A_STEP.format(harm=harm) for place, harm in HARM.items()}
+PLACES["start"] = """
 def warm_up(*args):
     if broken(0, int(os.environ["RANK"])):
         raise ValueError("the test's own error")
-""",
-}
+"""
 
 
 def job(folder: Path, corpus: Path, code: str) -> tuple[int, str, Path]:

@@ -8,6 +8,7 @@ import time
 import pytest
 from support.faulty_jobs import SHORT, check_same_run, long
 from support.owned import owned
+from support.waiting import until
 
 from gptddp.launch.rendezvous import FIRST_REPORT_S
 
@@ -23,24 +24,8 @@ def job(jobs):
     return it
 
 
-def worker(job):
-    os.kill(job.worker(3), signal.SIGKILL)
-
-
-def worker_of_rank_0(job):
-    os.kill(job.worker(0), signal.SIGKILL)
-
-
-def pod(job):
-    job.kill(2)
-
-
-def host(job):
-    job.kill(0)
-
-
-def launcher(job):
-    os.kill(job.pid(3), signal.SIGKILL)
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
 
 
 def two(job):
@@ -68,29 +53,29 @@ def at_the_join(job):
 
 
 KILLS = [
-    (1, worker, "one worker process killed", MEMORY),
-    (1, worker_of_rank_0, "the worker process of rank 0 killed", MEMORY),
-    (3, pod, "a pod killed, replaced at once", MEMORY),
-    (4, host, "the pod of rank 0, which hosts the rendezvous, killed, replaced at once", MEMORY),
-    (35, launcher, "only the launcher of a pod killed", "the kernel ends its worker; " + MEMORY),
+    (1, lambda job: kill(job.worker(3)), "one worker process killed", MEMORY),
+    (1, lambda job: kill(job.worker(0)), "the worker process of rank 0 killed", MEMORY),
+    (3, lambda job: job.kill(2), "a pod killed, replaced at once", MEMORY),
+    (4, lambda job: job.kill(0),
+     "the pod of rank 0, which hosts the rendezvous, killed, replaced at once", MEMORY),
+    (35, lambda job: kill(job.pid(3)), "only the launcher of a pod killed",
+     "the kernel ends its worker; " + MEMORY),
     (8, two, "two pods killed 50 ms apart", MEMORY),
     (8, two_with_the_host, "a pod and 50 ms later that of rank 0 killed", MEMORY),
     (8, again_in_re_form, "another pod killed while the world forms again", MEMORY),
     (8, at_the_join, "the replacement killed as it joins", MEMORY),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("harm", "what", "happens"),
-    [pytest.param(*row[1:], marks=pytest.mark.fault(row[0]), id=row[1].__name__) for row in KILLS],
+    [pytest.param(*row[1:], marks=pytest.mark.fault(row[0]), id=row[2]) for row in KILLS],
 )
-def test_a_kill_costs_the_step_in_flight(job, measured, harm, what, happens):
-    """The whole world goes on from memory, and no finished step is done again."""
-    job.steady()
-    with job.fault() as fault:
+def test_a_kill_costs_the_step_in_flight(job, strike, harm, what, happens):
+    """The whole world goes on from memory."""
+    with strike(job, what, happens) as fault:
         harm(job)
-    measured(what, fault, happens)
-    assert fault.redone == 0 and fault.source == "memory"
+    assert fault.source == "memory"
 
 
 @pytest.mark.fault(35)
@@ -98,11 +83,8 @@ def test_a_worker_is_gone_as_soon_as_its_launcher(job):
     """Nothing trains on unsupervised."""
     job.steady()
     pid, launcher = job.worker(1), job.pid(1)
-    os.kill(launcher, signal.SIGKILL)
-    began = time.monotonic()
-    while os.path.exists(f"/proc/{pid}/exe"):
-        assert time.monotonic() < began + 1
-        time.sleep(0.01)
+    kill(launcher)
+    until(lambda: not os.path.exists(f"/proc/{pid}/exe"), "its end", 1)
     job.steady()
 
 
@@ -115,21 +97,22 @@ LATER = [
 
 
 @pytest.mark.parametrize(("which", "back_s"), LATER)
-def test_a_replacement_may_come_later(job, measured, which, back_s):
+def test_a_replacement_may_come_later(job, strike, which, back_s):
     """Without a pod the others go on, without the rendezvous they wait; all go on when it is back.
 
     Each change of the world is one new life.
     """
-    job.steady()
     name = "the host of the rendezvous" if which == 0 else "a pod"
     killed = time.monotonic()
     if which:
-        with job.fault(3) as fault:
+        gone = "a pod killed, no replacement", "the others go on without it"
+        with strike(job, *gone, 3, number=2) as fault:
             job.kill(which, back_s=math.inf)
-        measured("a pod killed, no replacement", fault, "the others go on without it", number=2)
-        assert fault.redone == 0 and fault.lives == 1
-    with job.fault() as fault:
+        assert fault.lives == 1
+    back = f"{name} is back after {back_s} s", "all go on with it; counted from its return"
+    with strike(job, *back, before=None if which == 0 else 3) as fault:
         if which == 0:
+            killed = time.monotonic()
             job.kill(0, back_s=math.inf)
         job.wait(max(0, killed + back_s - time.monotonic()))
         job.began = time.time()
@@ -137,10 +120,7 @@ def test_a_replacement_may_come_later(job, measured, which, back_s):
             said = [pod.log.read_text() for pod in job.pods[1:]]
             assert all("waiting for the rendezvous at" in log for log in said)
         job.bring_back(which)
-    measured(
-        f"{name} is back after {back_s} s", fault, "all go on with it; counted from its return"
-    )
-    assert fault.redone == 0 and fault.lives == 1
+    assert fault.lives == 1
 
 
 def test_a_drain_of_the_host_is_no_stop_of_the_run(job):

@@ -62,16 +62,14 @@ def link(i: int, state: str) -> None:
 @pytest.mark.fault(15)
 @pytest.mark.parametrize("seconds", [5, pytest.param(100, marks=long)])
 @pytest.mark.parametrize("which", [2, pytest.param(0, marks=long)], ids=["pod", "host"])
-def test_a_link_that_is_down_for_a_while(job, measured, which, seconds):
+def test_a_link_that_is_down_for_a_while(job, measured, strike, which, seconds):
     """A short cut is waited for or costs one life; after a long one the pod joins again."""
     job.steady()
     name = "the rendezvous' host" if which == 0 else "a pod"
-    down = time.monotonic()
+    down, out = time.monotonic(), "its peers' collective times out (60 s)"
     if seconds > 60 and which:
-        with job.fault(3) as fault:
+        with strike(job, f"the link of {name} is down", out, 3):
             link(which, "down")
-        measured(f"the link of {name} is down", fault, "its peers' collective times out (60 s)")
-        assert fault.redone == 0
     link(which, "down")
     job.wait(max(0, down + seconds - time.monotonic()))
     with job.fault(new_life=False) as fault:
@@ -82,17 +80,13 @@ def test_a_link_that_is_down_for_a_while(job, measured, which, seconds):
 
 @pytest.mark.fault(17)
 @long
-def test_a_pod_that_hears_and_is_not_heard(job, measured):
+def test_a_pod_that_hears_and_is_not_heard(job, strike):
     """An asymmetric partition is one world less that pod, and no deadlock."""
-    job.steady()
-    with job.fault(3) as fault:
+    out = "its peers' collective times out"
+    with strike(job, "a pod hears the others and is not heard", out, 3):
         inside(2, f"iptables -A OUTPUT -d {PREFIX}.0/24 -j DROP")
-    measured("a pod hears the others and is not heard", fault, "its peers' collective times out")
-    assert fault.redone == 0
-    with job.fault() as fault:
+    with strike(job, "it is heard again", "it joins again", before=3):
         inside(2, "iptables -F OUTPUT")
-    measured("it is heard again", fault, "it joins again")
-    assert fault.redone == 0
 
 
 @pytest.mark.fault(17)

@@ -51,43 +51,38 @@ def test_a_port_that_is_taken_is_waited_for(job, measured):
 
 
 @pytest.mark.fault(30)
-def test_a_job_grows_and_shrinks(job, measured):
+def test_a_job_grows_and_shrinks(job, strike):
     """1 -> 4 -> 2 -> 3 -> 2 -> 4 pods: each change is one new life, and no step is done again."""
     for change, world in (("+123", 4), ("-23", 2), ("+3", 3), ("-3", 2), ("+23", 4)):
         which = [int(digit) for digit in change[1:]]
         old = job.lines()[-1][1]["world_size"]
-        with job.fault(world) as fault:
+        scaled = f"scaled from {old} to {world} pods", "all agree on a step, and go on"
+        with strike(job, *scaled, world, before=old):
             if change[0] == "+":
                 job.bring_back(*which)
             else:
                 job.stop(*which)
-        measured(f"scaled from {old} to {world} pods", fault, "all agree on a step, and go on")
-        assert fault.redone == 0
-        job.steady(world)
+    job.steady()
 
 
 @pytest.mark.fault(33)
-def test_a_pod_may_come_back_with_another_address(job, measured):
+def test_a_pod_may_come_back_with_another_address(job, strike):
     """Nothing is tied to the address of a pod."""
-    with job.fault() as fault:
+    with strike(job, "a pod killed that comes back with another address", "as any other"):
         pod = job.pods[2]
         env = pod.plan.env | {"POD_ADDRESS": f"{job.network.prefix}.77"}
         pod.plan = dataclasses.replace(pod.plan, env=env)
         job.kill(2)
-    measured("a pod killed that comes back with another address", fault, "as any other")
-    assert fault.redone == 0
 
 
 @pytest.mark.fault(19)
-def test_a_worker_that_the_kernel_ends_for_its_memory(job, cgroup, measured):
+def test_a_worker_that_the_kernel_ends_for_its_memory(job, cgroup, strike):
     """It is a killed worker; the pod's log has the signal."""
     used = int((cgroup / "memory.usage_in_bytes").read_text())
-    job.steady()
-    with job.fault() as fault:
+    with strike(job, "a worker over its pod's memory limit (OOM kill)", "as a killed worker"):
         (cgroup / "memory.limit_in_bytes").write_text(str(used + 300_000_000))
         job.order(1, "eat")
-    measured("a worker over its pod's memory limit (OOM kill)", fault, "as a killed worker")
-    assert fault.redone == 0 and "exitcode: -9" in job.pods[1].log.read_text()
+    assert "exitcode: -9" in job.pods[1].log.read_text()
 
 
 def test_the_run_is_the_undisturbed_one(job, undisturbed):

@@ -3,13 +3,11 @@
 import random
 
 import pytest
-import torch
 from support.faulty_jobs import SHORT, Fault
+from support.same_bits import check_same_bits
 from support.toy import SMALL
 
 from gptddp import train
-from gptddp.checkpoint.load import load_newest
-from gptddp.run.history import history
 from gptddp.training import life
 
 
@@ -38,9 +36,5 @@ def test_fifty_resumes_at_random_steps_are_the_same_run(corpus, tmp_path, measur
     left[0] = lives * 4
     assert train.main([*flags, str(tmp_path / "parts")]) == 0
     assert stops > lives / 2
-    runs = [load_newest(tmp_path / name) for name in ("whole", "parts")]
-    losses = [[line["loss"] for line in history(tmp_path / n)] for n in ("whole", "parts")]
-    assert losses[0] == losses[1] and runs[0] and runs[1]
-    assert runs[0].tensors.keys() == runs[1].tensors.keys()
-    assert all(torch.equal(t, runs[1].tensors[name]) for name, t in runs[0].tensors.items())
+    check_same_bits(tmp_path / "parts", tmp_path / "whole")
     measured(f"stopped and resumed at {lives} random steps", Fault(), "the same bits")

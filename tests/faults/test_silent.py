@@ -4,12 +4,18 @@ One job of three pods, rank 0 the rendezvous host, takes all of it in turn.
 """
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 
 import pytest
-from support.launchers import Training, alive, undisturbed, until
+from support.faulty_jobs import SHORT
+from support.launchers import Training, undisturbed
+from support.processes import alive
 from support.same_bits import check_same_lines
+from support.waiting import until
+
+from gptddp.run.history import read_ledger
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +34,7 @@ def job(running: Training) -> Training:
 
 
 def told(job: Training, i: int, text: str) -> None:
-    until(text, lambda: text in job.log(i))
+    until(lambda: text in job.log(i), text, why=lambda: job.log(i))
 
 
 @pytest.mark.parametrize(
@@ -40,12 +46,13 @@ def test_a_rank_that_hangs_is_named_with_its_stack_and_replaced(job, fault, fram
     marks = [len(job.log(i)) for i in range(3)]
     old = job.worker(1)
     job.order(1, fault)
-    until("a new worker", lambda: job.worker(1) != old)
+    until(lambda: job.worker(1) != old, "a new worker")
     job.goes_on(3)
     logs = [job.log(i)[mark:] for i, mark in enumerate(marks)]
     for i in (0, 2):
         assert f"[rank {i}] lost a peer: after step" in logs[i]
-        assert "rank 1 (pod-1) has not answered for 2 s in forward_backward (train.py:" in logs[i]
+        missed = r"rank 1 \(pod-1\) has not answered for 2 s in forward_backward \(train.py:"
+        assert re.search(missed, logs[i])
         assert "Traceback" not in logs[i]
     assert f"rank 1 hangs in {frame}" in logs[1]
     assert not alive(old)
@@ -55,9 +62,9 @@ def test_a_stopped_worker_is_killed_by_its_agent(job):
     """SIGSTOP of rank 0, which has the store: the others miss it, and its pod says why."""
     old = job.worker(0)
     os.kill(old, signal.SIGSTOP)
-    told(job, 1, "rank 0 (pod-0) has not answered for 2 s")
+    told(job, 1, "rank 0 (pod-0) has not answered for 2")
     told(job, 0, "rank 0 is stopped (SIGSTOP): it is killed")
-    until("a new worker", lambda: job.worker(0) != old)
+    until(lambda: job.worker(0) != old, "a new worker")
     job.goes_on(3)
 
 
@@ -66,7 +73,7 @@ def test_a_stopped_pod_is_done_without_and_rejoins(job):
     old = job.worker(2)
     os.killpg(job.pods[2].pid, signal.SIGSTOP)
     try:
-        told(job, 0, "rank 2 (pod-2) has not answered for 2 s")
+        told(job, 0, "rank 2 (pod-2) has not answered for 2")
         job.goes_on(2)
     finally:
         os.killpg(job.pods[2].pid, signal.SIGCONT)
@@ -93,3 +100,35 @@ def test_the_run_is_the_undisturbed_one(job, corpus, tmp_path):
     lines = job.steps()
     expected = undisturbed(tmp_path / "run", corpus, 1, lines[-1]["step"])
     check_same_lines(lines, expected)
+
+
+@pytest.mark.skipif(SHORT, reason="takes a minute")
+def test_ranks_that_all_wait_for_data_for_ever_start_again_from_memory(
+    corpus, tmp_path, monkeypatch
+):
+    """Outside of a collective nobody misses anybody: each ends after 3 s without progress, or is
+    killed 1 s later, and says where it hangs. No step is lost, every bit is right, and no launcher
+    has ended."""
+    monkeypatch.setenv("HANG_MARGIN_S", "1")
+    flags = ("--steps", "1000000", "--checkpoint-every", "3600")
+    job = Training(tmp_path / "job", corpus, 2, 42, 2, *flags)
+    job.before = "from gptddp.launch import hung; hung.LATER_S = 1.0; "
+    try:
+        job.whole()
+        for i in range(2):
+            job.order(i, "starve")
+        generation = read_ledger(job.folder)[-1]["generation"]
+        until(lambda: read_ledger(job.folder)[-1]["generation"] > generation, "another life")
+        job.goes_on(2)
+        for i in range(2):
+            assert f"[rank {i}] no progress for " in job.log(i)
+            assert " s: hangs in next_batch (faulty_worker.py:" in job.log(i)
+        starts = [e for e in read_ledger(job.folder) if e["event"] == "start"]
+        assert [(e["source"], e["redo"]) for e in starts] == [("scratch", 0), ("memory", 0)]
+        assert [pod.poll() for pod in job.pods.values()] == [None] * 2
+        for pod in job.pods.values():
+            pod.terminate()
+        lines = job.finish(143)
+    finally:
+        job.close()
+    check_same_lines(lines, undisturbed(tmp_path / "run", corpus, 1, lines[-1]["step"]))

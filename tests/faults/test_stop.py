@@ -3,19 +3,23 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.forked import LAUNCH, Forked, train
-from support.local_jobs import alive, until
+from support import launchers
+from support.faulty_jobs import check_same_run, long
+from support.forked import train
+from support.processes import alive, ending
 from support.same_bits import check_same_bits, check_same_lines
 from support.toy import SMALL
 from support.trainer_patches import patch_here
+from support.waiting import until
 
 from gptddp.checkpoint import snapshot
 from gptddp.checkpoint.load import load_newest
 from gptddp.distributed.replicas import state_fp
+from gptddp.launch.launcher import WORKER
 from gptddp.run.history import history, read_ledger
 
 PODS = 3
@@ -35,10 +39,12 @@ def warm_up(*args):
     _warm_up(*args)
 """
 EVALUATION = """
-_evaluate = evaluate
+from gptddp.training import life
+_evaluate = life.evaluate
 def evaluate(net, rows, tokenizer, c, world, stop):
     gate("evaluation-" + os.environ["POD_NAME"])
     return _evaluate(net, rows, tokenizer, c, world, stop)
+life.evaluate = evaluate
 """
 
 
@@ -54,67 +60,32 @@ store.commit = commit
 """
 
 
-class Job:
-    """Launchers as the operator starts them, an address each; exits are the test's."""
+class Job(launchers.Job):
+    """Pods of the real trainer with this code in it; its workers wait at gates of the test."""
 
-    def __init__(
-        self,
-        fork: Callable[..., Forked],
-        folder: Path,
-        corpus: Path,
-        slot: int,
-        code: str,
-        flags: tuple[str, ...],
-    ) -> None:
-        self.fork = fork
-        self.folder, self.patch, self.run = folder, folder / "patch", folder / "run"
-        self.network = f"127.{10 + os.getpid() % 200}.{200 + slot}"
-        self.code = patch_here(self.patch, code) + LAUNCH
-        self.flags = [*SMALL, "--data", str(corpus), "--run-dir", str(self.run), *flags]
-        self.pods: dict[int, Forked] = {}
+    grace_s = GRACE_S
 
-    def start(self, *pods: int) -> None:
-        for i in pods:
-            memory = self.folder / f"memory-{i}"
-            memory.mkdir(exist_ok=True)
-            env = {
-                "POD_NAME": f"pod-{i}",
-                "POD_ADDRESS": f"{self.network}.{100 + i}",
-                "PET_NNODES": f"2:{PODS}",
-                "PET_NPROC_PER_NODE": "1",
-                "PET_RDZV_ID": "job",
-                "PET_RDZV_ENDPOINT": f"{self.network}.100:23112",
-                "GPTDDP_GRACE_S": str(GRACE_S),
-                "GPTDDP_MEMORY": str(memory),
-            }
-            log = self.folder / f"{i}.log"
-            self.pods[i] = self.fork(self.code, *self.flags, env=os.environ | env, stderr=log)
+    def __init__(self, folder: Path, corpus: Path, slot: int, code: str, *flags: str) -> None:
+        given = [*SMALL, "--data", str(corpus), *flags]
+        super().__init__(folder / "run", PODS, 50 + slot, 2, Path(WORKER), *given)
+        self.gates = folder / "patch"
+        self.before = patch_here(self.gates, code)
 
-    def steps(self, world_size: int) -> int:
-        """How many steps are done, if the last was done by that many."""
-        lines = list(history(self.run)) if self.run.exists() else []
-        return lines[-1]["step"] if lines and lines[-1]["world_size"] == world_size else 0
-
-    def goes_on(self, world_size: int) -> int:
-        """Wait for two more steps, by that many."""
-        begin = max([line["step"] for line in history(self.run)], default=0)
-        return until(lambda: (n := self.steps(world_size)) > begin + 1 and n, timeout_s=60)
+    def steps(self) -> list[dict[str, Any]]:
+        return list(history(self.folder))
 
     def worker(self, i: int) -> int:
-        return int(until((self.patch / f"pod-{i}").read_text))  # it is just being written
+        return int(until((self.gates / f"pod-{i}").read_text))  # it is just being written
 
-    def close(self, gate: str) -> None:
-        (self.patch / f"{gate}.reached").unlink(missing_ok=True)
-        (self.patch / f"{gate}.closed").touch()
+    def shut(self, gate: str) -> None:
+        (self.gates / f"{gate}.reached").unlink(missing_ok=True)
+        (self.gates / f"{gate}.closed").touch()
 
     def open(self, gate: str) -> None:
-        (self.patch / f"{gate}.closed").unlink()
+        (self.gates / f"{gate}.closed").unlink()
 
     def reached(self, gate: str) -> None:
-        until((self.patch / f"{gate}.reached").exists, timeout_s=60)
-
-    def log(self, i: int) -> str:
-        return (self.folder / f"{i}.log").read_text()
+        until((self.gates / f"{gate}.reached").exists, timeout_s=60)
 
     def stops(self, i: int) -> float:
         """Seconds until this pod, told to stop, has exited with 143."""
@@ -125,18 +96,18 @@ class Job:
 
     def check(self) -> None:
         """No step was lost: each is logged once, and no life began with steps to do again."""
-        starts = [event for event in read_ledger(self.run) if event["event"] == "start"]
+        starts = [event for event in read_ledger(self.folder) if event["event"] == "start"]
         assert [start["redo"] for start in starts] == [0] * len(starts)
 
 
 @pytest.fixture
-def job(corpus, tmp_path, forked):
-    """job(slot, *flags, code) -> a Job of which nothing outlives the test."""
+def job(corpus, tmp_path):
+    """job(slot, *flags, code): a Job of which nothing outlives the test."""
 
-    def begin(slot: int, *flags: str, code: str = SLOW) -> Job:
-        return Job(forked, tmp_path, corpus, slot, code, flags)
+    def make(slot: int, *flags: str, code: str = SLOW) -> Job:
+        return Job(tmp_path, corpus, slot, code, *flags)
 
-    return begin
+    yield from ending(make, Job.close)
 
 
 def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job, corpus, tmp_path):
@@ -145,7 +116,7 @@ def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job, corpus, 
     flags = ("--eval-every", "100000", "--final-lr", "1")  # the rate does not depend on --steps
     it = job(1, "--steps", "100000", *flags, code=SLOW + LOAD)
     it.start(0, 1, 2)
-    until(lambda: it.steps(3) > 3, timeout_s=60)
+    it.goes_on(3)
 
     assert it.stops(2) < GRACE_S / 2
     it.goes_on(2)  # the others, without it
@@ -155,7 +126,7 @@ def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job, corpus, 
     it.start(2)
     it.goes_on(3)
 
-    it.close("load-pod-0")  # the next life begins slowly, with a state that is in memory alone
+    it.shut("load-pod-0")  # the next life begins slowly, with a state that is in memory alone
     os.kill(it.worker(0), signal.SIGKILL)
     it.reached("load-pod-0")
     time.sleep(0.5)
@@ -172,8 +143,8 @@ def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job, corpus, 
         os.kill(pid, signal.SIGSTOP)
     time.sleep(1)  # the launcher waits for the store's answer, the worker for its peer
     assert it.stops(1) < GRACE_S and not alive(worker)
-    left = snapshot.read(snapshot.path_of(it.folder / "memory-1", it.run))
-    lines, alone = list(history(it.run)), tmp_path / "alone"
+    left = snapshot.read(snapshot.path_of(it.folder / "memory-1", it.folder))
+    lines, alone = list(history(it.folder)), tmp_path / "alone"
     assert left and left.step >= max(line["step"] for line in lines) - 1
     flags = (*flags, "--steps", str(left.step), "--data", str(corpus), "--run-dir", str(alone))
     train(1, *SMALL, *flags)
@@ -188,8 +159,8 @@ def test_the_end_comes_once_with_everything_done(job, corpus, tmp_path):
     code = SLOW + LOAD + EVALUATION + LAST_SAVE
     flags = ("--steps", "12", "--eval-every", "6", "--checkpoint-every", "3600")
     it = job(2, *flags, code=code)
-    it.close("load-pod-1")
-    it.close("evaluation-pod-1")
+    it.shut("load-pod-1")
+    it.shut("evaluation-pod-1")
     it.start(0, 1, 2)
     it.reached("load-pod-1")
     assert it.stops(2) < GRACE_S / 2
@@ -202,11 +173,38 @@ def test_the_end_comes_once_with_everything_done(job, corpus, tmp_path):
     it.open("evaluation-pod-1")
 
     assert [it.pods[i].wait(60) for i in range(PODS)] == [0] * PODS, it.log(0)
-    assert (it.patch / "last_save.0").exists()
-    lines = list(history(it.run))
+    assert (it.gates / "last_save.0").exists()
+    lines = list(history(it.folder))
     assert [line["step"] for line in lines if "val_loss" in line] == [6, 12]
     alone = tmp_path / "alone"
     train(1, *SMALL, "--data", str(corpus), "--run-dir", str(alone), *flags)
-    check_same_bits(it.run, alone)
-    assert list((it.run / "checkpoints").glob("step-000000000012.*/manifest.json"))
+    check_same_bits(it.folder, alone)
+    assert list((it.folder / "checkpoints").glob("step-000000000012.*/manifest.json"))
     it.check()
+
+
+BETWEEN = ("--steps", "150", "--eval-every", "5000", "--checkpoint-every", "3600")
+
+
+@pytest.mark.fault(12)
+@pytest.mark.parametrize(
+    "gone", [pytest.param(2, id="pod", marks=long), pytest.param(0, id="host")]
+)
+def test_a_stop_between_two_worlds_saves_what_is_in_memory(jobs, undisturbed, gone):
+    """A pod is gone, the others have left their state: SIGTERM to all commits it, once."""
+    job = jobs(*BETWEEN)
+    job.steady()
+    job.hold(gone)
+    job.kill(gone, back_s=3600)
+    job.until(lambda: list(job.folder.rglob("shm/gptddp-*[0-9a-f]")), what="a memory")
+    job.stop(*({0, 1, 2, 3} - {gone}))
+    job.until(lambda: not any(pod.process for pod in job.pods), what="the end of all pods")
+    last = job.lines()[-1][1]["step"]
+    assert [path.name for path in (job.run / "checkpoints").glob("step-*")] == [
+        f"step-{last:012}.1"
+    ]
+    job.bring_back(0, 1, 2, 3)
+    job.finish()
+    starts = [event for event in read_ledger(job.run) if event["event"] == "start"]
+    assert starts[-1]["source"] == f"step-{last:012}.1" and starts[-1]["redo"] == 0
+    check_same_run(job, undisturbed(1, *BETWEEN))

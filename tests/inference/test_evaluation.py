@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 from support.forked import ranks
 from support.hf_folder import write_gpt2
 from support.toy import SMALL, training_here
@@ -16,12 +17,12 @@ from gptddp import train
 from gptddp.cli import cli
 from gptddp.data.dataset import open_dataset
 from gptddp.data.loader import eval_rows
-from gptddp.inference.load import load
+from gptddp.inference.load_model import load
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 from gptddp.run.history import history
 
-MAIN = "from gptddp import main; main()"
+MAIN = "from gptddp.cli import cli; cli()"
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,27 @@ def test_it_is_the_evaluation_of_the_run_itself(run, corpus):
     assert second["loss"] != newest["loss"]
     line = invoke(run, corpus, "--tokens", 512).stdout
     assert f"loss {newest['loss']:.4f} nats a token, {newest['bpb']:.4f} bits a byte" in line
+
+
+def test_a_step_is_sampled_and_exported_too(run, tmp_path):
+    """`--step 2` has the checkpoint of step 2, without it the newest; a step without one is
+    refused with those that there are, and `checkpoints` takes the flag with --export alone."""
+    for step in (2, 4):
+        args = ["checkpoints", str(run), "--export", str(tmp_path / f"{step}")]
+        args += ["--step", "2"] * (step == 2)
+        exported = CliRunner().invoke(cli, args)
+        assert exported.exit_code == 0 and f"step {step} is exported" in exported.stderr
+        net, *_ = load(run, step=step)
+        weights = load_file(tmp_path / f"{step}/model.safetensors")
+        assert weights["transformer.wpe.weight"].equal(net.wpe.weight)
+    assert not load(run, step=2)[0].wpe.weight.equal(net.wpe.weight)
+    sampled = CliRunner().invoke(cli, ["sample", str(run), "--step", "2", "--tokens", "3"])
+    assert sampled.exit_code == 0 and "step 2, seed 0" in sampled.stderr
+    for args in (["sample", str(run)], ["checkpoints", str(run), "--export", str(tmp_path / "9")]):
+        refused = CliRunner().invoke(cli, [*args, "--step", "9"])
+        assert refused.exit_code == 2 and "no checkpoint of step 9: use one of" in refused.stderr
+    refused = CliRunner().invoke(cli, ["checkpoints", str(run), "--step", "2"])
+    assert refused.exit_code == 2 and "--step says which checkpoint" in refused.stderr
 
 
 def test_a_split_is_evaluated_as_a_whole_by_definition(run, tmp_path, books, corpus):
@@ -145,5 +167,5 @@ def test_a_damaged_checkpoint_is_passed_over_or_named(run, corpus, tmp_path):
     names = sorted(path.name for path in (mine / "checkpoints").iterdir())
     assert evaluated(mine, corpus, "--tokens", 512)["step"] < 4
     result = invoke(mine, corpus, "--step", 4)
-    assert result.exit_code == 4 and "use another --step" in result.stderr
+    assert result.exit_code == 4 and "use another step" in result.stderr
     assert sorted(path.name for path in (mine / "checkpoints").iterdir()) == names

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 
 import pytest
 import torch
@@ -14,7 +13,8 @@ from click.testing import CliRunner
 from safetensors import safe_open
 from safetensors.torch import load_file
 from support.crashing import crash_at
-from support.failing_writes import Writes
+from support.failing_volume import Writes
+from support.small_disk import small_disk
 from support.toy import SMALL, training_here
 from tokenizers import Tokenizer
 from torch.nn import functional as F
@@ -22,9 +22,10 @@ from torch.nn import functional as F
 from gptddp import train
 from gptddp.cli import cli
 from gptddp.data.dataset import open_dataset
+from gptddp.data.tokenizer import load_tokenizer, same_ids
 from gptddp.errors import ConfigError
 from gptddp.inference import export
-from gptddp.inference.load import load
+from gptddp.inference.load_model import load
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 
@@ -77,6 +78,8 @@ def test_the_folder_is_a_gpt2(run, corpus, tmp_path):
     assert result.exit_code == 0, result.output
     assert "step 4 is exported" in result.stderr
     config = json.loads((tmp_path / "model/config.json").read_text())
+    weights, about = (tmp_path / f"model/{it}" for it in ("model.safetensors", "config.json"))
+    assert weights.stat().st_mode == about.stat().st_mode  # as of any new file
     with safe_open(tmp_path / "model/model.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
@@ -85,11 +88,9 @@ def test_the_folder_is_a_gpt2(run, corpus, tmp_path):
     assert metadata["tokenizer_sha256"] == tokenizer.sha256
     assert json.loads(metadata["gptddp_config"])["n_embd"] == 32
     text = "import os\n"
-    ids = [
-        tokenizer.bos,
-        *Tokenizer.from_file(str(tmp_path / "model/tokenizer.json")).encode(text).ids,
-    ]
-    assert ids[1:] == tokenizer.encoder()(text).tolist()
+    ids = Tokenizer.from_file(str(tmp_path / "model/tokenizer.json")).encode(text).ids
+    assert ids == [tokenizer.bos, *tokenizer.encoder()(text).tolist()]
+    assert same_ids(load_tokenizer(tmp_path / "model/tokenizer.json"), tokenizer)
     assert config["vocab_size"] == tokenizer.vocab_size == len(tensors["transformer.wte.weight"])
     with torch.no_grad():
         own = net(torch.tensor([ids]))[0, :, : tokenizer.vocab_size]
@@ -100,32 +101,30 @@ def test_the_folder_is_a_gpt2(run, corpus, tmp_path):
     assert about["bos_token"] == "<|bos|>" and about["model_max_length"] == config["n_positions"]
 
 
-def test_the_weights_alone(run, tmp_path):
-    """A name that ends in .safetensors is one file, with nothing beside it."""
-    assert invoke(run, "--export", tmp_path / "new/m.safetensors").exit_code == 0
-    assert os.listdir(tmp_path / "new") == ["m.safetensors"]
-
-
-def test_nothing_is_overwritten_or_half_written(run, tmp_path, monkeypatch):
-    """What exists stays as it is, a full disk leaves nothing, and both are told."""
-    (tmp_path / "model").mkdir()
-    result = invoke(run, "--export", tmp_path / "model")
-    assert result.exit_code == 2 and "exists" in result.stderr
-
-    def full(*_args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(export, "write_json_atomic", full)
-    result = invoke(run, "--export", tmp_path / "other")
-    assert result.exit_code == 2 and "No space left" in result.stderr
-    assert os.listdir(tmp_path) == ["model"] and os.listdir(tmp_path / "model") == []
-
-
 @pytest.fixture
 def loaded(run, monkeypatch):
     """The model is read once: what is counted are the system calls that write."""
     monkeypatch.setattr(export, "load", lambda *_: found)
     found = load(run)
+
+
+def test_a_given_tokenizer_keeps_what_it_puts_around_a_text(run, tmp_path):
+    """One with a post_processor is exported as it is."""
+    about = {"added_tokens": [{"content": "<s>", "id": 3}], "post_processor": {"type": "ByteLevel"}}
+    export._write_tokenizer(tmp_path, about, 3, 32)
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["post_processor"] == {
+        "type": "ByteLevel"
+    }
+
+
+@pytest.mark.parametrize("name", [".", "/", "..", "", "model"])
+def test_what_exists_or_is_no_name_is_refused(run, tmp_path, monkeypatch, name):
+    """And stays as it is."""
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    result = invoke(run, "--export", name)
+    assert result.exit_code == 2 and "exists: give another name to --export" in result.stderr
+    assert os.listdir(tmp_path) == ["model"] and os.listdir(tmp_path / "model") == []
 
 
 def files_of(folder):
@@ -209,36 +208,10 @@ def test_rows_that_pad_a_vocabulary_are_left_out(books, tmp_path, train_here):
 
 def test_a_disk_too_small_for_the_weights(run, tmp_path):
     """On a real tmpfs: the library that writes them has errors of its own."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "gptddp-test", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a tmpfs needs root: run the tests as root in a container")
-    try:
+    with small_disk(tmp_path, "64k"):
         result = invoke(run, "--export", tmp_path / "model")
         assert result.exit_code == 2 and "No space left" in result.stderr
         assert os.listdir(tmp_path) == []
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-def test_what_is_made_meanwhile_is_not_replaced(run, tmp_path, monkeypatch):
-    """A folder or a file of that name that another process makes while this one writes stays."""
-    for name in ("model", "m.safetensors"):
-        out = tmp_path / name
-        real = export.save_file
-        monkeypatch.setattr(
-            export, "save_file", lambda *a, out=out, real=real: (out.touch(), real(*a))
-        )
-        result = invoke(run, "--export", out)
-        assert result.exit_code == 2 and f"{out} exists: give another name" in result.stderr
-        assert out.read_bytes() == b"" and not list(tmp_path.glob(".*"))
-        monkeypatch.setattr(export, "save_file", real)
-
-
-@pytest.mark.parametrize("name", [".", "/", "..", ""])
-def test_a_name_that_is_none_is_refused(run, name):
-    """As what exists."""
-    result = invoke(run, "--export", name)
-    assert result.exit_code == 2 and "exists: give another name to --export" in result.stderr
 
 
 def test_a_dataset_of_another_tokenizer_is_refused(run, corpus, tmp_path):
@@ -263,6 +236,6 @@ def test_an_export_without_a_checkpoint(run, tmp_path):
     """A folder that is no run, and a run without a checkpoint, are told apart and exported by no
     means."""
     assert "not a run directory" in invoke(tmp_path, "--export", tmp_path / "m").stderr
-    (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
+    (tmp_path / "ledger.jsonl").write_bytes((run / "ledger.jsonl").read_bytes())
     result = invoke(tmp_path, "--export", tmp_path / "m")
     assert result.exit_code == 4 and "no checkpoint yet" in result.stderr

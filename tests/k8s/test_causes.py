@@ -86,18 +86,15 @@ def test_the_most_important_cause_comes_first():
     )
 
 
-def test_a_command_names_the_cluster_that_was_asked():
-    """By the flags of the command that found the cause; on this machine there is none."""
+def test_a_command_can_be_pasted():
+    """It names the cluster that was asked, by the flags of the command that found the cause; on
+    this machine there is none. A name that a shell would read is quoted."""
     made = placed("3 Insufficient cpu")
     flags = " -n team --kubeconfig '/a b/c'"
     found = why.causes(Facts(made.job, made.pods, (), NOW, flags))[0]
     assert found.command == f"kubectl describe nodes{flags}"
     made.job["status"]["local"] = True
     assert why.causes(made)[0].command == ""
-
-
-def test_a_name_that_a_shell_would_read_is_quoted():
-    """A command is to be pasted without harm, whatever an object is called."""
     claim = {"name": "a", "persistentVolumeClaim": {"claimName": "a; rm -rf x"}}
     facts = placed("persistent", claims={"a; rm -rf x": PENDING}, volumes=[claim])
     assert why.causes(facts)[0].command == "kubectl describe pvc 'a; rm -rf x'"

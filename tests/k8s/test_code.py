@@ -12,7 +12,7 @@ from support.paths import ROOT
 
 from gptddp.errors import ConfigError
 from gptddp.k8s.cli.main import cli
-from gptddp.k8s.render import code, code_volume, manifest, spec
+from gptddp.k8s.render import code, code_volume
 from gptddp.launch import bundle
 
 OWN = {"gptddp/model/gpt.py": "A = 1\n", "mine/__init__.py": "", "mine/other.py": ""}
@@ -218,68 +218,38 @@ def test_a_command_that_has_no_use_for_code_does_not_read_it(own, tmp_path):
 # -- what is rendered ----------------------------------------------------------------------------
 
 
-def test_a_job_with_code_has_it_beside_and_names_its_hash(own):
-    """An immutable ConfigMap of the hash's name, before the job; its archive is the folder."""
-    config_map, *_, job = render({"name": "demo", "namespace": "team", "code": str(own)})
-    digest = read(own).sha256
-    assert config_map["kind"] == "ConfigMap" and config_map["immutable"] is True
-    meta = config_map["metadata"]
-    assert meta["name"] == f"demo-code-{digest[:10]}" and meta["namespace"] == "team"
-    assert meta["labels"]["app.kubernetes.io/instance"] == "demo"
-    ((key, packed),) = config_map["binaryData"].items()
-    assert key == f"{digest}.tar.gz" and bundle.unpack(base64.b64decode(packed)) == read(own).files
-    assert container(job)["args"][:2] == ["--code", f"/code/{key}"]
-    mounts = {m["name"]: m for m in container(job)["volumeMounts"]}
-    assert mounts["code"] == {"name": "code", "mountPath": "/code", "readOnly": True}
-    volumes = {v["name"]: v for v in pod_spec(job)["volumes"]}
-    assert volumes["code"]["configMap"] == {"name": meta["name"]}
-    assert code_volume.hash_of(job) == digest
-    assert code_volume.config_maps_of(job) == [meta["name"]]
-    without = render({"name": "demo"})[-1]
-    assert code_volume.hash_of(without) is None and code_volume.config_maps_of(without) == []
-
-
-def test_large_code_is_in_several_config_maps_that_are_one_folder(own, tmp_path):
-    """None of over 700 KiB; together they are the archive, as the launcher reads it."""
-    write(own, {"mine/table.py": "#" + os.urandom(1_500_000).hex()})
-    objects = render({"name": "demo", "code": str(own)})
-    maps, job = [it for it in objects if it["kind"] == "ConfigMap"], objects[-1]
-    assert objects[:3] == maps and all(it["immutable"] for it in maps)
+@pytest.mark.parametrize(("nbytes", "suffixes"), [(0, [""]), (1_500_000, ["-0", "-1", "-2"])])
+def test_a_job_with_code_has_it_beside_and_names_its_hash(own, tmp_path, nbytes, suffixes):
+    """Immutable ConfigMaps of the hash's name, before the job and of at most 700 KiB each; together
+    they are the archive, as the launcher reads it."""
+    write(own, {"mine/table.py": "#" + os.urandom(nbytes).hex()})
+    objects = render({"name": "demo", "namespace": "team", "code": str(own)})
+    assert objects == render({"name": "demo", "namespace": "team", "code": str(own)})
+    maps, job, found = [it for it in objects if it["kind"] == "ConfigMap"], objects[-1], read(own)
     names = [it["metadata"]["name"] for it in maps]
-    assert names == [f"demo-code-{read(own).sha256[:10]}-{part}" for part in range(3)]
+    assert objects[: len(maps)] == maps and all(it["immutable"] for it in maps)
+    assert names == [f"demo-code-{found.sha256[:10]}{suffix}" for suffix in suffixes]
     for it in maps:
+        assert it["metadata"]["namespace"] == "team"
+        assert it["metadata"]["labels"]["app.kubernetes.io/instance"] == "demo"
         ((key, packed),) = it["binaryData"].items()
         (tmp_path / key).write_bytes(part := base64.b64decode(packed))
         assert len(part) <= 700 << 10
-    archive = tmp_path / Path(container(job)["args"][1]).name
-    assert bundle.unpack(bundle.read(archive)) == read(own).files
-    assert code_volume.files_in(maps[::-1]) == read(own).files
-    assert code_volume.config_maps_of(job) == names
+    flag, archive = container(job)["args"][:2]
+    assert (flag, Path(archive).parent) == ("--code", Path("/code"))
+    assert Path(archive).name.startswith(f"{found.sha256}.tar.gz")
+    assert bundle.unpack(bundle.read(tmp_path / Path(archive).name)) == found.files
+    assert code_volume.files_in(maps[::-1]) == found.files
+    mounts = {m["name"]: m for m in container(job)["volumeMounts"]}
+    assert mounts["code"] == {"name": "code", "mountPath": "/code", "readOnly": True}
     (volume,) = (v for v in pod_spec(job)["volumes"] if v["name"] == "code")
-    assert [it["configMap"]["name"] for it in volume["projected"]["sources"]] == names
-
-
-def test_the_same_folder_renders_the_same_bytes_and_another_another_job(own):
-    """The hash of the spec follows the content of the code."""
-    first = render({"code": str(own)})
-    assert manifest.to_yaml(first) == manifest.to_yaml(render({"code": str(own)}))
-    write(own, {"mine/__init__.py": "x = 2\n"})
-    second = render({"code": str(own)})
-    hashes = {o[-1]["metadata"]["annotations"][manifest.SPEC_HASH] for o in (first, second)}
-    assert len(hashes) == 2
-    assert first[0]["metadata"]["name"] != second[0]["metadata"]["name"]
-
-
-def test_in_a_file_the_folder_is_beside_the_file(own, tmp_path):
-    """`code = "own"` in job.toml, whatever the working directory; a flag wins, from there."""
-    toml = tmp_path / "job.toml"
-    toml.write_text('[job]\ncode = "own"\n')
-    assert spec.load(toml, {}, []).code.files == read(own).files
-    other = write(tmp_path / "other", {"a.py": ""})
-    assert spec.load(toml, {"code": str(other)}, []).code.files == read(other).files
-    toml.write_text("[job]\ncode = 3\n")
-    with pytest.raises(ConfigError, match=r"job.code is 3: it must be the name of a folder"):
-        spec.load(toml, {}, [])
+    if nbytes:
+        assert [it["configMap"]["name"] for it in volume["projected"]["sources"]] == names
+    else:
+        assert volume["configMap"] == {"name": names[0]}
+    assert code_volume.hash_of(job) == found.sha256 and code_volume.config_maps_of(job) == names
+    without = render({"name": "demo"})[-1]
+    assert code_volume.hash_of(without) is None and code_volume.config_maps_of(without) == []
 
 
 def test_what_is_taken_along_is_said(own):

@@ -1,9 +1,57 @@
 """`doctor`: each thing that a cluster can lack is found, with its fix, and nothing is changed."""
 
+import json
+
 import pytest
-from support.doctored import NODES, OPERATOR, doctor, healthy, items, node, operator
 from support.queue_cases import local_queue
-from support.writable_api_server import submit
+from support.writable_api_server import WriteAPI, put_claims, submit
+
+NODES, OPERATOR = "/api/v1/nodes", "/apis/apps/v1/deployments"
+SIZE = {"cpu": "64", "memory": "640Gi", "pods": "110", "nvidia.com/gpu": "8"}
+
+
+def items(*found):
+    return {"items": list(found)}
+
+
+def node(taints=(), labels=None, **size):
+    meta = {"name": "n", "labels": labels or {}}
+    return {
+        "metadata": meta,
+        "spec": {"taints": list(taints)},
+        "status": {"allocatable": SIZE | size},
+    }
+
+
+def operator(ready=1):
+    spec = {"template": {"spec": {"containers": [{"image": "r.io/training-operator:v1-x"}]}}}
+    meta = {"name": "training-operator", "namespace": "kubeflow"}
+    return {"metadata": meta, "spec": spec, "status": {"availableReplicas": ready}}
+
+
+def healthy(folder):
+    """A server of a cluster that lacks nothing."""
+    server = WriteAPI(folder)
+    put_claims(server)
+    server.paths = {
+        "/version": {"gitVersion": "v1.34.4"},
+        OPERATOR: items(operator()),
+        NODES: items(node(), node()),
+    }
+    server.unserved = ("kueue.x-k8s.io/",)
+    return server
+
+
+def doctor(api, *args):
+    """(exit code, {id: the worst check of it})."""
+    done = api.command_line("doctor", "--replicas", "4", "-o", "json", *args)
+    assert type(done.exception) in (SystemExit, type(None)), done.exception
+    found = sorted(
+        json.loads(done.stdout), key=lambda it: ["ok", "warn", "fail"].index(it["status"])
+    )
+    assert all(it["fix"] for it in found if it["status"] != "ok")
+    assert not api.writes
+    return done.exit_code, {it["id"]: it for it in found}
 
 
 @pytest.fixture
@@ -27,7 +75,8 @@ def test_nothing_is_found_where_nothing_is_wrong(api):
 
 GPU_TAINT = {"key": "dedicated", "value": "team", "effect": "NoSchedule"}
 LOST = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}  # tolerated for 10 s
-TAINTED = items(node([GPU_TAINT]))
+SOFT_TAINT = {"key": "a", "effect": "PreferNoSchedule"}
+TAINTED, ZONE_A = items(node([GPU_TAINT])), items(node(labels={"zone": "a"}))
 MAY_NOT = (403, "it is forbidden: U cannot list resource")
 
 
@@ -47,6 +96,13 @@ MAY_NOT = (403, "it is forbidden: U cannot list resource")
         (NODES, items(node([LOST])), [], "nodes", "fail", "unreachable:NoExecute"),
         (NODES, items(node()), ["--node-selector", "zone=a"], "nodes", "fail", "no label zone=a"),
         (NODES, items(), [], "nodes", "fail", "none of the 0 nodes"),
+        # one node that takes a pod is enough
+        (NODES, TAINTED, ["--toleration", "dedicated=team:NoSchedule"], "nodes", "ok", ""),
+        (NODES, TAINTED, ["--toleration", "dedicated"], "nodes", "ok", ""),
+        (NODES, items(node([SOFT_TAINT])), [], "nodes", "ok", ""),
+        (NODES, items(node(), node([GPU_TAINT])), [], "nodes", "ok", ""),
+        (NODES, ZONE_A, ["--node-selector", "zone=a"], "nodes", "ok", ""),
+        (NODES, items(node(cpu="2")), ["--cpu", "2"], "nodes", "ok", ""),
         (NODES, MAY_NOT, [], "nodes", "warn", "U cannot list resource"),
         (NODES, (500, "it is broken"), [], "nodes", "fail", "it is broken"),
         (NODES, items(), ["--queue", "team"], "queue", "fail", "the cluster has no Kueue"),
@@ -63,24 +119,6 @@ def test_what_a_cluster_lacks_is_found_with_its_fix(api, path, answer, args, id,
     assert found[id]["status"] == status
     assert words in f"{found[id]['text']}; {found[id]['fix']}"
     assert code == any(it["status"] == "fail" for it in found.values())
-
-
-@pytest.mark.parametrize(
-    ("nodes", "args"),
-    [
-        ([node([GPU_TAINT])], ["--toleration", "dedicated=team:NoSchedule"]),
-        ([node([GPU_TAINT])], ["--toleration", "dedicated"]),
-        ([node([{"key": "a", "effect": "PreferNoSchedule"}])], []),
-        ([node(), node([GPU_TAINT])], []),
-        ([node(labels={"zone": "a"})], ["--node-selector", "zone=a"]),
-        ([node(cpu="2")], ["--cpu", "2"]),  # just enough
-    ],
-)
-def test_a_node_that_takes_a_pod_is_enough(api, nodes, args):
-    """A tolerated taint, a soft one, one of other nodes."""
-    api.paths[NODES] = items(*nodes)
-    code, found = doctor(api, *args)
-    assert code == 0 and found["nodes"]["status"] == "ok"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from support.local_jobs import job, kinds, pod_file, status
 from support.manifests import container, pod_spec, worker
 
 from gptddp.k8s.local.container import localized
-from gptddp.k8s.local.controller import Conditions, Controller
+from gptddp.k8s.local.controller import Controller
 
 # -- what a pod sees ---------------------------------------------------------------------------
 
@@ -117,31 +117,29 @@ def test_what_a_patch_brings_and_processes_have_not_is_told_in_one_line(finish, 
 
 
 @pytest.mark.parametrize(
-    ("code", "ends", "words"),
+    ("code", "program", "ends", "words"),
     [
-        ("print('the disk is on fire'); sys.exit(2)", "2", "the disk is on fire"),
-        ("os.execvp('no-such-program', ['x'])", "1", "No such file"),
+        ("print('the disk is on fire'); sys.exit(2)", "", "2", "the disk is on fire"),
+        ("os.execvp('no-such-program', ['x'])", "", "1", "No such file"),
+        ("", "no-such-program", "127", "cannot start 'no-such-program'"),  # a cluster would try on
     ],
 )
 def test_an_exit_code_below_128_fails_the_job_and_names_the_pod(
-    finish, tmp_path, code, ends, words
+    finish, tmp_path, code, program, ends, words
 ):
     """The job is Failed at once, with the pod, its code and its last line; the others stop."""
-    exit_code, _, err = finish(job(f"if first:\n    {code}\ntime.sleep(60)"))
+    built = job(f"if first:\n    {code}\ntime.sleep(60)")
+    container(built)["command"] = [program] if program else container(built)["command"]
+    exit_code, _, err = finish(built)
     assert exit_code == 100
+    if program:
+        assert f"exited with {ends}: {words}" in err
+        return
     assert f"pod job-worker-0 exited with {ends}" in err and words in err
     value = status(tmp_path)
     assert kinds(value) == ["Created", "Failed"]
     assert "1 Worker replica(s) failed" in value["conditions"][-1]["message"]
     assert value["pods"]["job-worker-1"]["exitCode"] == 143
-
-
-def test_a_program_that_does_not_exist_fails_the_job_with_the_reason(finish):
-    """Exit code 127 and its name; a cluster would try for ever."""
-    built = job()
-    container(built)["command"] = ["no-such-program"]
-    exit_code, _, err = finish(built)
-    assert exit_code == 100 and "exited with 127: cannot start 'no-such-program'" in err
 
 
 def test_exit_codes_from_128_bring_a_new_pod(finish, tmp_path):
@@ -164,20 +162,6 @@ if once("b"): os.kill(os.getpid(), signal.SIGKILL)
     assert began["job-worker-0"] > began["job-worker-1"] == status(tmp_path)["startTime"]
 
 
-def test_one_worker_that_succeeds_ends_the_job(finish, tmp_path):
-    """Its exit code 0 makes the job Succeeded, and the others are stopped gracefully."""
-    code = """
-if not first:
-    signal.signal(signal.SIGTERM, lambda *_: ((runs / "asked").touch(), sys.exit(0)))
-    (runs / "ready").touch(); time.sleep(60)
-wait("ready")
-"""
-    exit_code, _, err = finish(job(code))
-    assert exit_code == 0, err
-    assert pod_file(tmp_path, "asked").exists()
-    assert kinds(status(tmp_path)) == ["Created", "Succeeded"]
-
-
 def test_of_two_pods_that_end_at_once_the_failed_one_decides(tmp_path):
     """As the operator looks at failed pods before it counts the succeeded ones."""
     ended = {"phase": "Running", "waiting": False, "deadline": math.inf, "ending": False}
@@ -186,18 +170,3 @@ def test_of_two_pods_that_end_at_once_the_failed_one_decides(tmp_path):
     controller = Controller(job(), both, lambda text: None)
     controller.tick(0.0)
     assert controller.conditions.has("Failed")
-
-
-def test_conditions_change_as_the_operators_do():
-    """Running and Restarting replace each other; nothing follows Failed."""
-    conditions = Conditions()
-    for kind in ("Created", "Running", "Restarting"):
-        assert conditions.set(kind, "")
-    assert not conditions.has("Running")
-    assert conditions.set("Running", "") and not conditions.has("Restarting")
-    assert conditions.set("Failed", "") and not conditions.set("Succeeded", "")
-    assert [(c["type"], c["status"]) for c in conditions.items] == [
-        ("Created", "True"),
-        ("Running", "False"),
-        ("Failed", "True"),
-    ]

@@ -62,21 +62,12 @@ def test_every_pod_runs_own_code_in_a_folder_of_its_own(submit, tmp_path, nbytes
 
 def test_a_sample_is_of_the_jobs_own_code_and_run(submit, tmp_path, capfd):
     """With the options that it was given; its exit code is that of `gptddp sample`."""
-    load = tmp_path / "own/gptddp/inference/load.py"
+    load = tmp_path / "own/gptddp/inference/load_model.py"
     load.parent.mkdir(parents=True)
-    load.write_text("def load(run, data):\n    print('of', run)\n    raise SystemExit(7)\n")
+    load.write_text("def load(run, *_):\n    print('of', run)\n    raise SystemExit(7)\n")
     assert submit("first").exit_code == 0
     asked = ["--local", "--local-dir", "local", "--prompt", "a b"]
     assert CliRunner().invoke(cli, ["sample", "job", *asked]).exit_code == 7
     assert f"of {tmp_path}/local/volumes/runs/job\n" in capfd.readouterr().out
     refused = CliRunner().invoke(cli, ["sample", "job", *asked, "--image", "x"])
     assert refused.exit_code == 2 and "--image has no meaning with --local" in refused.stderr
-
-
-def test_other_code_is_another_local_job(submit):
-    """Refused with the two hashes and the fix, as on a cluster."""
-    assert submit("first").exit_code == 0
-    result = submit("second")
-    assert result.exit_code == 2 and "exists with another manifest" in result.stderr
-    assert len(set(re.findall(r"/code/([0-9a-f]{64})", result.stderr))) == 2
-    assert "its run is then continued" in result.stderr

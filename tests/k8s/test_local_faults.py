@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support.local_jobs import alive, job, kinds, pod_file, status, until
+from support.local_jobs import job, kinds, pod_file, status
 from support.manifests import container
+from support.processes import alive
+from support.waiting import until
 
 from gptddp.k8s.local import locks, reaper
 
@@ -90,35 +92,12 @@ def test_a_killed_runner_leaves_no_process_and_the_job_goes_on(start, finish, tm
 
 # -- stopping and continuing -------------------------------------------------------------------
 
-STOPPABLE = """
-signal.signal(signal.SIGTERM, lambda *_: ((runs / f"{name}.saved").touch(), sys.exit(143)))
-(runs / f"{name}.up").touch()
-wait("end")
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_stops_gracefully_and_the_same_submit_continues(start, finish, tmp_path, number):
-    """Pods get SIGTERM and may save; exit code 130; submitting again goes on to the end."""
-    built = job(STOPPABLE)
-    process = start(built)
-    until(lambda: all(pod_file(tmp_path, f"job-worker-{i}.up").exists() for i in range(2)))
-    process.send_signal(number)
-    _, err = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert "the same command continues it" in err
-    assert all(pod_file(tmp_path, f"job-worker-{i}.saved").exists() for i in range(2))
-    assert kinds(status(tmp_path)) == ["Created", "Suspended"]
-    pod_file(tmp_path, "end").touch()
-    exit_code, _, err = finish(built)
-    assert exit_code == 0, err
-
 
 @pytest.mark.parametrize(("grace_s", "again"), [(300, True), (1, False)])
 def test_pods_that_ignore_sigterm_have_their_grace_period(start, tmp_path, grace_s, again):
     """Then they are killed, or at once where Ctrl-C comes twice."""
-    up = STOPPABLE.split("\n")[2]
-    code = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{up}\nwait('never')"
+    ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    code = f"{ignores}; (runs / f'{{name}}.up').touch(); wait('never')"
     process = start(job(code, grace_s=grace_s))
     until(lambda: all(pod_file(tmp_path, f"job-worker-{i}.up").exists() for i in range(2)))
     process.send_signal(signal.SIGINT)
@@ -128,6 +107,7 @@ def test_pods_that_ignore_sigterm_have_their_grace_period(start, tmp_path, grace
         process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
     assert process.returncode == 130 and ("did not stop within 1 s" in err) is not again
+    assert "the same command continues it" in err
     assert reaper.members(str(tmp_path)) == []
 
 
@@ -166,25 +146,3 @@ def test_a_network_that_is_taken_is_given_to_nobody_else():
     (one, held), (two, other) = locks.network("key"), locks.network("key")
     with held, other:
         assert one.prefix != two.prefix and one.port != two.port
-
-
-def test_two_jobs_at_once_do_not_meet(start, tmp_path):
-    """Jobs started together have other addresses and ports, and both can listen on every one."""
-    code = """
-import socket
-host, port = os.environ["PET_RDZV_ENDPOINT"].split(":")
-if first:
-    store = socket.create_server(("", int(port)))
-    (runs / "endpoint").write_text(f"{host} {port}")
-    wait("end")
-else:
-    time.sleep(60)
-"""
-    folders = [tmp_path / f"local{i}" for i in range(3)]
-    processes = [start(job(code), folder=folder) for folder in folders]
-    files = [folder / "volumes" / "runs" / "endpoint" for folder in folders]
-    seen = [until(lambda file=file: file.read_text().split()) for file in files]
-    assert len({host for host, _ in seen}) == len({port for _, port in seen}) == 3
-    for folder in folders:
-        (folder / "volumes" / "runs" / "end").touch()
-    assert [process.wait(20) for process in processes] == [0, 0, 0]

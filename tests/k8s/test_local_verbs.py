@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.local_jobs import alive, job, pod_file, status, until
+from support.local_jobs import job, pod_file, status
+from support.manifests import container
+from support.processes import alive
 from support.rank_0_lines import of_a_life
+from support.waiting import until
 
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.local import locks
@@ -126,15 +129,6 @@ def status_of(path):
     return json.loads(path.read_text())
 
 
-def test_a_folder_without_jobs_is_told_as_a_folder(k8s, tmp_path):
-    """Not as a namespace; a stray file beside the jobs is no job."""
-    says = f"no jobs of gptddp in {tmp_path}/local\n"
-    assert says in k8s("list").stderr
-    (tmp_path / "local/jobs").mkdir(parents=True)
-    (tmp_path / "local/jobs/stray").touch()
-    assert says in k8s("list").stderr and k8s("status", "stray").exit_code == 102
-
-
 def test_a_command_to_type_next_quotes_the_folder():
     """A --local-dir with a blank is one word of it."""
     assert options_for(Path("my jobs")) == " --local --local-dir 'my jobs'"
@@ -150,23 +144,6 @@ def test_logs_are_those_of_the_files(here, k8s):
     assert result.exit_code == 2 and "the pods that are there are 0, 1" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["status", "job", "-n", "x"], "--namespace has no meaning here"),
-        (["logs", "job", "--since", "5m"], "--since has no meaning with --local"),
-        (["logs", "job", "--first-failure"], "--first-failure has no meaning with --local"),
-        (["delete", "job", "--no-wait"], "--no-wait has no meaning with --local"),
-    ],
-)
-def test_what_has_no_meaning_here_is_refused(here, k8s, command, message):
-    """Rather than ignored; and --local-dir without --local."""
-    result = k8s(*command)
-    assert result.exit_code == 2 and message in result.stderr and here.exists()
-    result = CliRunner().invoke(cli, ["status", "job", "--local-dir", "x"])
-    assert result.exit_code == 2 and "--local-dir has no meaning here" in result.stderr
-
-
 RUNS = """
 (runs / "job").mkdir(exist_ok=True)
 signal.signal(signal.SIGTERM, lambda *_: ((runs / "job" / f"{name}.saved").touch(), sys.exit(143)))
@@ -179,9 +156,7 @@ if not (runs / "end").exists(): wait("never")
 def running(start, tmp_path):
     """A job that runs, and saves what it has when it is stopped."""
     built = job(RUNS)
-    built["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["args"] = [
-        *("--run-dir", "/runs/job")
-    ]
+    container(built)["args"] = ["--run-dir", "/runs/job"]
     process = start(built)
     until(lambda: all(p["phase"] == "Running" for p in status(tmp_path)["pods"].values()))
     logs = [tmp_path / f"local/jobs/job/logs/job-worker-{i}.log" for i in (0, 1)]
@@ -212,6 +187,7 @@ def test_delete_ends_a_job_and_keeps_its_run(running, k8s, tmp_path):
     pid = status(tmp_path)["pods"]["job-worker-0"]["pid"]
     folder = tmp_path / "local/jobs/job"
     (folder / "mine.txt").touch()
+    (folder.parent / "stray").touch()  # is no job
     result = k8s("delete", "job")
     assert result.exit_code == 0 and result.stdout == "local job job deleted\n", result.output
     assert f"its run directory stays: {tmp_path}/local/volumes/runs/job" in result.stderr

@@ -9,20 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import certifi
 import pytest
-from support.kubeconfigs import HeaderAPI, kubeconfig, named
+from support.api_server import HeaderAPI, kubeconfig, named
 
-from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import connect
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.observe.watcher import Watcher
 
 V1 = "client.authentication.k8s.io/v1"
 
 
 @pytest.fixture
-def api(tmp_path):
-    server = HeaderAPI(tmp_path)
-    yield server
-    server.close()
+def server_in():
+    return HeaderAPI
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.manifests import SPECS, container, pod_spec, render, render_job, worker
+from support.manifests import SPECS, built, container, render, render_job, worker
 
 from gptddp import config
 from gptddp.errors import ConfigError
@@ -27,43 +27,24 @@ def test_golden(name):
     assert manifest.to_yaml(render(*SPECS[name])) == (GOLDEN / f"{name}.yaml").read_text()
 
 
-def test_the_order_of_options_does_not_matter():
-    """Flags, their spelling and the order of variables leave no trace in the bytes."""
-    one = render({"env": (("A", "1"), ("B", "2"))}, ["--steps", "5", "--seed=3"])
-    two = render({"env": (("B", "2"), ("A", "1"))}, ["--seed", "3", "--steps=5"])
-    assert manifest.to_yaml(one) == manifest.to_yaml(two)
-
-
 def test_a_changed_spec_has_another_hash_and_rendezvous():
-    """The annotation and rdzvId follow the manifest, and nothing else does."""
-    one, two = render_job(), render_job(args=["--steps", "7"])
-    hashes = [job["metadata"]["annotations"][manifest.SPEC_HASH] for job in (one, two)]
-    assert hashes[0] != hashes[1]
-    for job, digest in zip((one, two), hashes, strict=True):
+    """The annotation and rdzvId follow the manifest, and nothing else does. A patch that changes
+    nothing leaves the same job, and so does a namespace that is named."""
+    one, two, three = render_job(), render_job(args=["--steps", "7"]), patched("All")
+    hashes = [job["metadata"]["annotations"][manifest.SPEC_HASH] for job in (one, two, three)]
+    assert len(set(hashes)) == 3 and patched("Running") == one
+    there = render_job({"namespace": "team-a"})
+    assert there["metadata"].pop("namespace") == "team-a" and there == one
+    for job, digest in zip((one, two, three), hashes, strict=True):
         assert job["spec"]["elasticPolicy"]["rdzvId"] == f"gptddp-{digest[:8]}"
         bare = copy.deepcopy(job)
         del bare["metadata"]["annotations"], bare["spec"]["elasticPolicy"]["rdzvId"]
         assert manifest.spec_hash(bare) == digest
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_pods_meet_the_restricted_standard(name):
-    """Nothing that Pod Security `restricted` refuses, no token, and somewhere to write."""
-    job = render_job(*SPECS[name])
-    pod = pod_spec(job)
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert pod["automountServiceAccountToken"] is False
-    assert "initContainers" not in pod and "hostNetwork" not in pod
-    context = container(job)["securityContext"]
-    assert context["allowPrivilegeEscalation"] is False and context["readOnlyRootFilesystem"]
-    assert context["capabilities"] == {"drop": ["ALL"]}
-    kinds = {key for volume in pod["volumes"] for key in volume if key != "name"}
-    assert kinds == {"persistentVolumeClaim", "emptyDir"}
-    mounts = {m["mountPath"]: m for m in container(job)["volumeMounts"]}
-    assert mounts["/data"]["readOnly"] is True
-    env = {e["name"]: e.get("value") for e in container(job)["env"]}
-    assert env["HOME"] in mounts and env["TMPDIR"] in mounts
+def patched(clean):
+    """A job with a patch: which pods are removed when it has ended, Running by default."""
+    return manifest.pytorchjob(built(patch={"spec": {"runPolicy": {"cleanPodPolicy": clean}}}))
 
 
 @pytest.mark.parametrize(
@@ -78,8 +59,8 @@ def test_the_liveness_probe_kills_a_pod_only_for_a_launcher_that_stands_still(
     if age_s is not None:
         file.touch()
         os.utime(file, times=(time.time() - age_s,) * 2)
-    built = container(render_job({"grace_s": 60}))
-    probe, env = built["livenessProbe"], {e["name"]: e.get("value") for e in built["env"]}
+    own = container(render_job({"grace_s": 60}))
+    probe, env = own["livenessProbe"], {e["name"]: e.get("value") for e in own["env"]}
     assert Path(env["GPTDDP_ALIVE"]).parent == Path("/tmp")
     env = os.environ | {"GPTDDP_ALIVE": str(file)}
     done = subprocess.run(probe["exec"]["command"], env=env, stderr=subprocess.DEVNULL)
@@ -93,45 +74,13 @@ def test_the_liveness_probe_kills_a_pod_only_for_a_launcher_that_stands_still(
     assert probe["failureThreshold"] * probe["periodSeconds"] >= 180
 
 
-def test_the_hash_is_that_of_the_job_in_any_namespace():
-    """Named by a flag or by the context, it is the same job: the same hash and rendezvous."""
-    here, there = render_job(), render_job({"namespace": "team-a"})
-    assert there["metadata"].pop("namespace") == "team-a"
-    assert here == there
-
-
-def test_requests_are_limits_and_gpus_are_counted():
-    """Guaranteed pods; a GPU resource of any name; one process a GPU."""
-    job = render_job({"gpus": 2, "gpu_resource": "amd.com/gpu"})
-    resources = container(job)["resources"]
-    assert resources["requests"] == resources["limits"]
-    assert resources["limits"]["amd.com/gpu"] == "2" and job["spec"]["nprocPerNode"] == "2"
-
-
-@pytest.mark.parametrize(
-    ("flags", "args", "preset", "device"),
-    [
-        ({}, [], "tiny", None),
-        ({"gpus": 1}, [], "gpt2", "cuda"),
-        ({"gpus": 1}, ["--device", "cpu"], "gpt2", "cpu"),
-        ({}, ["--preset", "gpt2-xl"], "gpt2-xl", None),
-    ],
-)
-def test_the_arguments_name_places_preset_and_device(flags, args, preset, device):
-    """Image and node decide nothing: where data and run are, which model, and that a pod with GPUs
-    computes with them, stand in the manifest."""
-    job = render_job({**flags, "name": "demo", "data": "d/set"}, args)
-    parsed = from_args(container(job)["args"])
-    assert (parsed.data, parsed.run_dir, parsed.preset) == ("/data/set", "/runs/demo", preset)
-    assert (parsed.metrics_port, parsed.device) == (9464, device)
-
-
 def test_trainer_settings_survive_the_way_through_the_manifest():
     """Every trainer option that was given reaches the container as the same value."""
     args = ["--steps=9", "--betas", "0.8,0.99", "--lr", "1e-4", "--max-time", "90", "--seed", "0"]
     args += ["--weight-decay", "0.1"]  # the default: given is given
+    args += ["--device", "cpu"]  # also where there are GPUs
     given = from_args(args)
-    parsed = from_args(container(render_job(args=args))["args"])
+    parsed = from_args(container(render_job({"gpus": 1}, args))["args"])
     places = {"data", "run_dir", "preset", "metrics_port"}
     for name in set(config.FIELDS) - places:
         assert getattr(parsed, name) == getattr(given, name), name
@@ -142,15 +91,16 @@ def test_trainer_settings_survive_the_way_through_the_manifest():
 
 def toml(tmp_path, text):
     path = tmp_path / "job.toml"
-    path.write_text(text)
+    path.write_text(text, newline="")
     return path
 
 
 def test_flags_win_over_the_file(tmp_path):
-    """Defaults < file < flags, for the job and for the trainer; env is merged by name."""
+    """Defaults < file < flags, for the job and for the trainer; env is merged by name. The file may
+    be from Windows: with a byte order mark, and both characters at the ends of lines."""
     file = toml(
         tmp_path,
-        '[job]\nname = "a"\nreplicas = 8\ncpu = 2\nenv = {A = "1", B = "1"}\n'
+        '\ufeff[job]\r\nname = "a"\nreplicas = 8\ncpu = 2\nenv = {A = "1", B = "1"}\r\n'
         "[train]\nsteps = 10\nlr = 1\n",
     )
     got = spec.load(file, {"replicas": 2, "env": (("B", "2"),), "name": None}, ["--steps", "20"])
@@ -176,20 +126,25 @@ def test_flags_win_over_the_file(tmp_path):
         ("[job]\nenv = 'A=1'", "must be a table of strings"),
         ('[job]\nenv = {A = "\\u0000"}', r"job\.env\.A is .*: nothing can have a NUL in it"),
         ('[job]\ncode = "\\u0000"', "nothing can have a NUL"),
+        ("[job]\ncode = 3", r"job\.code is 3: it must be the name of a folder"),
         ("[job", "is not valid TOML"),
+        ("[job]\ntoleration = 1", r"job\.toleration is 1: it must be a list of strings"),
+        ("[job]\ntoleration = [1]", "a list of strings"),
+        ('[job]\nnode_selector = ["a=b"]', "a table of strings"),
+        ("[job]\nnode_selector = {a = true}", r"node_selector\.a is true: it must be a string"),
+        ('[job]\nresource = {"a/b" = true}', "a quantity"),
+        ("[job]\npatch = 3", "a table, or the name of a YAML file"),
+        ("[job]\npatch = {a = 2026-01-01}", "JSON does not know .*put dates"),
+        ('[job]\npatch = "none.yaml"', r"cannot read the file .*none\.yaml: No such file"),
+        ('[job]\npatch = "bad.yaml"', r"bad\.yaml is not YAML: line \d"),
     ],
 )
 def test_a_wrong_file_is_refused_by_key(tmp_path, text, message):
-    """The message has the key, what it must be, and the nearest name that exists."""
+    """The message has the key, what it must be, and the nearest name that exists; for a YAML file
+    what is wrong in it."""
+    (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=message):
         spec.load(toml(tmp_path, text), {}, [])
-
-
-def test_a_file_from_windows_is_read(tmp_path):
-    """With a byte order mark at its beginning, and both characters at the ends of lines."""
-    file = tmp_path / "job.toml"
-    file.write_bytes(b"\xef\xbb\xbf[job]\r\nreplicas = 2\r\n")
-    assert spec.load(file, {}, []).replicas == 2
 
 
 def test_a_missing_file_and_two_sources_are_refused(tmp_path):

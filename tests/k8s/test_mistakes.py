@@ -41,13 +41,6 @@ def test_every_name_time_and_file_is_checked_before_it_is_used():
                 assert param.type is kinds[param.name], (command.name, param.name)
 
 
-@pytest.mark.parametrize("name", ["", "demo?x=1", "demo/../demo", "..", "Demo", "x" * 254, "a b"])
-def test_a_name_that_nothing_can_have_is_refused(k8s, name):
-    """No request is made of it: it is part of an address, or of a folder's path."""
-    for place in (AT, ["--local"]):
-        refused(k8s("status", *place, name), "cannot name a job", "lower case letters")
-
-
 def test_a_name_is_taken_as_o_name_prints_it(k8s):
     """`-o name` is for other commands: they take it, of kubectl too; no other kind."""
     for kind in ("pytorchjob.kubeflow.org", "pytorchjobs.kubeflow.org", "pytorchjob"):
@@ -59,22 +52,20 @@ def test_a_name_is_taken_as_o_name_prints_it(k8s):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ("rendr", ["No such command 'rendr'. Did you mean 'render'?"]),
-        ("status", ["Missing argument 'NAME'"]),
-        ("render -o xml", ["'xml' is not one of 'yaml', 'json'"]),
+        *(
+            (f"status {place} {it}", ["cannot name a job", "lower case letters"])
+            for it in ("demo?x=1", "demo/../demo", "..", "Demo", "x" * 254)
+            for place in ("--kubeconfig /dev/null", "--local")
+        ),
         ("render --name demo?x=1", ["--name: 'demo?x=1' is not the name of a job"]),
         ("status demo -n ../..", ["'../..' cannot name a namespace", "lower case letters"]),
-        ("list -n a.b", ["'a.b' cannot name a namespace"]),
         ("prepare --source x -n Demo", ["'Demo' cannot name a namespace"]),
-        ("submit -n ../..", ["'../..'", "lower case letters"]),
         ("wait demo --timeout -1", ["'--timeout'", "-1"]),
-        ("wait demo --timeout soon", ["'--timeout'", "'soon'"]),
         ("submit --timeout 3", ["add --wait or --follow"]),
         ("prepare --source texts --timeout 3", ["add --wait or --follow"]),
         ("submit --kubeconfig=", ["'--kubeconfig'", "it is empty"]),
         ("submit --context=", ["'--context'", "it is empty"]),
         ("submit --local-dir=", ["'--local-dir'", "it is empty"]),
-        ("submit --file=", ["'--file'", "it is empty"]),
         ("submit --local-dir gptddp-local", ["--local-dir has no meaning here"]),
         *(
             (f"submit {it}", ["has no meaning here"])
@@ -96,6 +87,21 @@ def test_a_name_is_taken_as_o_name_prints_it(k8s):
         ("prepare extra --source x", ["unexpected argument 'extra'"]),
         ("render -- --steps 9 10", ["unexpected argument '10'"]),
         ("render --env=A=\udcff", ["is not UTF-8"]),
+        ("status job --local -n x", ["--namespace has no meaning here"]),
+        ("status job --local-dir x", ["--local-dir has no meaning here"]),
+        ("logs job --local --since 5m", ["--since has no meaning with --local"]),
+        ("logs job --local --first-failure", ["--first-failure has no meaning with --local"]),
+        ("delete job --local --no-wait", ["--no-wait has no meaning with --local"]),
+        *(
+            (f"logs demo --since={it}", ["as in 45s, 10m or 1h30m"])
+            for it in ("10", "", "-5m", "1d", "5m2h", "0s", "m")
+        ),
+        ("render -- --stpes 4", ["unknown option '--stpes': did you mean '--steps'?"]),
+        ("render --stpes 4", ["--steps is an option of the trainer: put it after --"]),
+        ("render --steps 4", ["an option of the trainer: put it after --"]),
+        ("render -- --batch 50 --lanes 48", ["batch 50 is not divisible by lanes 48"]),
+        ("render --env A", ["NAME=VALUE"]),
+        ("render --env A=1 --env A=2", ["A is given as '1' and as '2'"]),  # twice 1: allowed
         ("render -- --init-from /data/\udcff", ["is not UTF-8"]),
     ],
 )

@@ -1,22 +1,37 @@
-"""The component k8s/components/monitoring: rules, the PodMonitor, and the page about them."""
+"""k8s/components/monitoring: rules, PodMonitor, dashboard, and the page about them."""
 
 import re
 import shutil
 import subprocess
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import yaml
 from support.manifests import container, render_job, worker
 from support.paths import ROOT
-from support.prometheus import FOLDER, alerts, exported, names, program, queries, rules, write_rules
+from support.prometheus import (
+    FOLDER,
+    alerts,
+    dashboard,
+    exported,
+    names,
+    program,
+    queries,
+    rules,
+    write_rules,
+)
 
 from gptddp.k8s.render.companions import JOB_NAME
 
-HERE = Path(__file__).parent
-CASES = sorted((HERE / "alerts").glob("*.yaml"))
+CASES = sorted(Path(__file__).with_name("alerts").glob("*.yaml"))
 PAGE = (ROOT / "docs/alerts.md").read_text()
 ROLE = "training.kubeflow.org/job-role"  # label that the operator gives worker 0, as `master`
+# Of others: Prometheus itself, kube-state-metrics, NVIDIA's exporter, the client's collectors.
+OTHERS = {
+    *("up", "ALERTS", "process_resident_memory_bytes"),
+    *("kube_pod_container_status_restarts_total", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"),
+}
 
 
 def run(*command: str | Path, cwd: Path) -> None:
@@ -24,9 +39,14 @@ def run(*command: str | Path, cwd: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_rules_are_valid(tmp_path):
-    """By promtool's own check."""
-    run(program("promtool"), "check", "rules", write_rules(tmp_path / "rules.yaml"), cwd=tmp_path)
+def test_rules_and_queries_are_valid(tmp_path):
+    """As promtool parses the rules, and the dashboard's queries with their variables filled in."""
+    asked = [
+        {"record": f"q{i}", "expr": query} for i, query in enumerate(queries("n", "j").values())
+    ]
+    for groups in (None, [{"name": "queries", "rules": asked}]):
+        path = write_rules(tmp_path / "rules.yaml", groups)
+        run(program("promtool"), "check", "rules", path, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
@@ -46,8 +66,7 @@ def test_every_alert_is_seen_to_fire_and_not_to_fire():
         for test in yaml.safe_load(path.read_text())["tests"]
         for it in test.get("alert_rule_test", [])
     ]
-    assert {name for name, fires in found if fires} == set(alerts())
-    assert {name for name, fires in found if not fires} == set(alerts())
+    assert set(found) == {(name, fires) for name in alerts() for fires in (True, False)}
 
 
 def test_every_alert_has_its_heading_and_every_heading_its_alert():
@@ -69,38 +88,74 @@ def test_every_recording_rule_is_on_the_page_and_asked_for():
         assert name in PAGE and name in asked, name
 
 
-def test_rules_ask_for_metrics_that_there_are():
-    """A name that nobody exports would never fire."""
+def test_rules_and_queries_ask_for_metrics_that_there_are():
+    """A name that nobody exports would never fire, or show nothing."""
     assert {name for rule in rules() for name in names(rule["expr"])} <= exported()
+    for name, query in queries("the-namespace", "the-job").items():
+        asked = set(re.findall(r"\b([A-Za-z]\w*(?::\w+)*)\{", query))  # each has a selector
+        assert asked and names(query) <= asked <= exported() | OTHERS, name
 
 
-def test_every_series_of_a_rule_has_its_job():
-    """Each aggregation is by namespace and job, and takes no series without one."""
+def test_every_series_has_its_job():
+    """A rule aggregates by namespace and job, and takes no series without one; a query of the
+    dashboard asks for the job that is chosen."""
     for rule in rules():
         of_rank_0 = re.sub(r"pytorchjob:\S+", "", rule["expr"])
         for name, selector in re.findall(r"\b(gptddp_\w+)(\{[^}]*\})?", of_rank_0):
             right_side = f"unless on (namespace, pytorchjob) {name}" in rule["expr"]
             assert 'pytorchjob!=""' in selector or right_side, (rule, name)
+    for name, query in queries("the-namespace", "the-job").items():
+        for selector in re.findall(r"\{(.*?)\}", query):
+            assert 'namespace="the-namespace"' in selector and "the-job" in selector, name
+        assert "$" not in query
 
 
-def test_the_pod_monitor_finds_worker_0_of_a_job():
-    """Its labels and the port are those of the rendered pods and of the operator."""
-    spec = yaml.safe_load((FOLDER / "podmonitor.yaml").read_text())["spec"]
-    labels = worker(render_job())["template"]["metadata"]["labels"] | {ROLE: "master"}
-    assert spec["selector"]["matchLabels"].items() <= labels.items()
-    endpoint = spec["podMetricsEndpoints"][0]
-    assert endpoint["port"] in {port["name"] for port in container(render_job())["ports"]}
-    assert endpoint["filterRunning"] is True
-    job, instance = endpoint["relabelings"]
-    assert job["sourceLabels"] == [f"__meta_kubernetes_pod_label_{re.sub('[./-]', '_', JOB_NAME)}"]
-    assert (job["targetLabel"], instance["targetLabel"]) == ("pytorchjob", "instance")
+def test_every_panel_says_what_it_shows():
+    """A title of its own, a unit, the data source that is chosen, and a place that no other has."""
+    board = dashboard()
+    panels = board["panels"]
+    variables = [it["name"] for it in board["templating"]["list"]]
+    assert variables == ["datasource", "namespace", "pytorchjob"]
+    assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
+    assert len({panel["title"] for panel in panels}) == len(panels)
+    for panel in panels:
+        if panel["type"] != "row":
+            assert panel["fieldConfig"]["defaults"]["unit"]
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            instant = [target.get("instant", False) for target in panel["targets"]]
+            assert set(instant) == {panel["type"] == "stat"}  # one value: not of all the hours
+    for a, b in combinations([panel["gridPos"] for panel in panels], 2):
+        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        assert beside or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+
+
+def test_the_component_makes_a_config_map_that_grafana_takes():
+    """With the label of its sidecar, under a name that stays; and all files there are."""
+    made = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
+    (config_map,) = made["configMapGenerator"]
+    assert config_map["options"]["labels"]["grafana_dashboard"] == "1"
+    assert config_map["options"]["disableNameSuffixHash"] is True
+    files = [it.rpartition("=")[2] for it in config_map["files"]]
+    there = {path.name for path in FOLDER.iterdir()} - {"kustomization.yaml"}
+    assert {*made["resources"], *files} == there
 
 
 @pytest.mark.parametrize("args", [[], ["--metrics-port", "9100"]])
-def test_annotations_name_the_port_that_is_served(args):
-    """For a Prometheus that goes by them; the same as the port of the PodMonitor."""
+def test_the_pod_monitor_finds_worker_0_of_a_job(args):
+    """Its labels and the port are those of the rendered pods and of the operator; the annotations
+    name the same port, for a Prometheus that goes by them."""
     job = render_job(args=args)
-    found = worker(job)["template"]["metadata"]["annotations"]
+    spec = yaml.safe_load((FOLDER / "podmonitor.yaml").read_text())["spec"]
+    about = worker(job)["template"]["metadata"]
+    assert spec["selector"]["matchLabels"].items() <= (about["labels"] | {ROLE: "master"}).items()
+    endpoint = spec["podMetricsEndpoints"][0]
     ports = {port["name"]: str(port["containerPort"]) for port in container(job)["ports"]}
-    assert found == {"prometheus.io/scrape": "true", "prometheus.io/port": ports["metrics"]}
-    assert f"--metrics-port {ports['metrics']}" in " ".join(container(job)["args"])
+    port = ports[endpoint["port"]]
+    assert about["annotations"] == {"prometheus.io/scrape": "true", "prometheus.io/port": port}
+    assert f"--metrics-port {port}" in " ".join(container(job)["args"])
+    assert endpoint["filterRunning"] is True
+    of_job, instance = endpoint["relabelings"]
+    assert of_job["sourceLabels"] == [
+        f"__meta_kubernetes_pod_label_{re.sub('[./-]', '_', JOB_NAME)}"
+    ]
+    assert (of_job["targetLabel"], instance["targetLabel"]) == ("pytorchjob", "instance")

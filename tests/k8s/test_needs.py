@@ -1,7 +1,10 @@
-"""What pods name and would wait for is looked at before anything is created."""
+"""What pods name and would wait for, or what keeps them apart, is looked at by a submit."""
 
 import pytest
+from support.manifests import render
 from support.writable_api_server import submit
+
+from gptddp.k8s.act import networks
 
 ASKED = (
     *("--service-account", "trainer", "--env-from-secret", "HF_TOKEN=hf/token"),
@@ -78,25 +81,11 @@ def test_what_pods_would_wait_for_is_missed_before_anything_is_created(
     assert result.exit_code == 0 and "warning" not in result.stderr
 
 
-def test_a_short_job_is_told_the_same(api, k8s):
-    """`prepare` does not wait for a Secret that is not there."""
-    result = k8s("prepare", "--source", "runs", "--env-from-secret", "PASS=proxy/pass")
-    assert result.exit_code == 2 and "there is no Secret proxy" in result.stderr
-    assert api.writes == []
-
-
 def test_a_secret_without_the_key_is_told_with_those_that_it_has(api, k8s, asked):
     """A key that is not there keeps a pod from starting as well: nothing is created."""
     result = submit(k8s, "--env-from-secret", "HF_TOKEN=hf/toke")
     assert result.exit_code == 2 and "Secret hf has no key toke: it has token" in result.stderr
     assert api.writes == []
-
-
-def test_a_pull_secret_that_is_not_there_is_a_warning(api, k8s, asked):
-    """The nodes may have the image."""
-    api.remove("Secret", "registry")
-    result = submit(k8s, *asked)
-    assert result.exit_code == 0 and "warning: there is no Secret registry" in result.stderr
 
 
 def test_what_the_user_may_not_see_is_left_to_the_pods(api, k8s, asked):
@@ -108,25 +97,6 @@ def test_what_the_user_may_not_see_is_left_to_the_pods(api, k8s, asked):
 
 
 # -- claims --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        (None, "there is no claim runs (--runs) in the namespace default: make one that is "),
-        ({"status": {"phase": "Lost"}, "spec": {"volumeName": "pv-7"}}, "Lost: its volume pv-7"),
-        ({"metadata": {"name": "runs", "deletionTimestamp": "now"}}, "(--runs) is being deleted"),
-    ],
-)
-def test_a_claim_that_no_pod_will_get_is_refused(api, k8s, state, words):
-    """It is not there, its volume is gone, or it is about to be: nothing is created."""
-    if state:
-        api.objects["persistentvolumeclaims", "runs"].update(state)
-    else:
-        api.remove("PersistentVolumeClaim", "runs")
-    result = submit(k8s)
-    assert result.exit_code == 2 and api.writes == [] and words in result.stderr
-    assert "nothing was created" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -147,3 +117,83 @@ def test_a_claim_that_may_not_do_is_a_warning(api, k8s, tmp_path, claim, modes, 
     result = submit(k8s, *(["--patch", str(tmp_path / "read.yaml")] if read_only else []))
     assert result.exit_code == 0 and words in result.stderr
     assert ("warning" in result.stderr) is bool(words)
+
+
+OUT, IN = ["Egress"], ["Ingress"]
+OWN = {"training.kubeflow.org/job-name": "gptddp"}
+ELSEWHERE = {
+    "namespaceSelector": {"matchLabels": {"team": "a"}},
+    "podSelector": {"matchLabels": {}},
+}
+DNS = {"ports": [{"protocol": "UDP", "port": 53}]}
+
+
+def policy(name="deny", **spec):
+    return {"kind": "NetworkPolicy", "metadata": {"name": name}, "spec": spec}
+
+
+def to(*peers, **rule):
+    return {"to": list(peers), **rule}
+
+
+@pytest.mark.parametrize(
+    ("policies", "why"),
+    [
+        ([policy(podSelector={}, policyTypes=OUT)], "a total denial"),
+        ([policy(podSelector={}, policyTypes=OUT, egress=[DNS])], "names, and no peers"),
+        ([policy(podSelector={"matchLabels": OWN}, policyTypes=OUT)], "by the operator's label"),
+        (
+            [policy(podSelector={}, policyTypes=OUT, egress=[to({"podSelector": {}}, **DNS)])],
+            "peers on one port",
+        ),
+        (
+            [policy(egress=[to({"podSelector": {"matchLabels": {"a": "b"}}})])],
+            "other pods, and no policyTypes",
+        ),
+    ],
+)
+def test_what_keeps_pods_apart_is_told_with_the_fix(policies, why):
+    """The policy is named, and the direction and the label of one that opens; not of one pod."""
+    *helpers, job = render({"replicas": 2})
+    lack = networks.closed(job, helpers, policies)
+    assert "NetworkPolicy deny keeps" in lack.text, why
+    assert "whose egress allows" in lack.fix and "job-name=gptddp" in lack.fix
+    *helpers, job = render({"replicas": 1})
+    assert networks.closed(job, helpers, policies) is None
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        [],
+        [policy(podSelector={}, policyTypes=IN)],  # which the job's own opens
+        [policy(podSelector={}, policyTypes=OUT, egress=[{}])],
+        [policy(podSelector={}, policyTypes=OUT, egress=[to({"podSelector": {}})])],
+        [policy(podSelector={}, policyTypes=OUT), policy("more", podSelector={}, egress=[{}])],
+        [policy(podSelector={"matchLabels": {"app": "web"}}, policyTypes=OUT)],
+        [policy(podSelector={"matchExpressions": [{"key": "app"}]}, policyTypes=OUT)],
+        [policy(podSelector={}, policyTypes=OUT, egress=[to(ELSEWHERE)])],
+        [policy(podSelector={}, policyTypes=OUT, egress=[to({"ipBlock": {"cidr": "10.0.0.0/8"}})])],
+    ],
+)
+def test_what_lets_pods_meet_is_no_matter(policies):
+    """Policies add up, select other pods, or may allow it: no word about them."""
+    *helpers, job = render({"replicas": 2})
+    assert networks.closed(job, helpers, policies) is None
+
+
+def test_a_job_without_a_policy_of_its_own_needs_another():
+    """In a namespace that lets nobody in."""
+    *helpers, job = render({"replicas": 2, "without": ("networkpolicy",)})
+    lack = networks.closed(job, helpers, [policy(podSelector={}, policyTypes=IN)])
+    assert "whose ingress allows" in lack.fix
+
+
+def test_submit_warns_of_it(api, k8s):
+    """Before the pods wait for each other; without the right to see policies it says nothing."""
+    api.put(policy(podSelector={}, policyTypes=OUT))
+    assert "warning: the NetworkPolicy deny keeps" in submit(k8s).stderr
+    assert "NetworkPolicy" not in submit(k8s).stderr  # it is there
+    api.paths["/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"] = (403, "cannot")
+    result = k8s("submit", "--name", "next", "--replicas", "2")
+    assert result.exit_code == 0 and "NetworkPolicy" not in result.stderr

@@ -1,11 +1,9 @@
 """`--patch`: a part of the PyTorchJob, merged by name."""
 
 import pytest
-import yaml
 from support.manifests import container, pod_spec, render_job, worker
 
 from gptddp.errors import ConfigError
-from gptddp.k8s.render import manifest, patch
 
 POD = "spec: {pytorchReplicaSpecs: {Worker: {template: {spec: %s}}}}"
 
@@ -58,8 +56,21 @@ def test_tolerations_are_merged_by_key_where_all_have_one(tmp_path):
     assert pod_spec(in_pod(tmp_path, "{tolerations: []}"))["tolerations"] == []
 
 
-def test_null_removes_a_key(tmp_path):
-    """Anywhere, and the old source of a volume; what is not there is no matter."""
+def test_null_removes_a_key_and_others_are_added(tmp_path):
+    """Anywhere in the job, without the nulls in them, and the old source of a volume; what is not
+    there is no matter."""
+    job = patched(
+        tmp_path,
+        """
+metadata: {annotations: {example.com/a: b}}
+spec:
+  runPolicy: {schedulingPolicy: {minAvailable: 2, queue: null}}
+  pytorchReplicaSpecs: {Worker: {restartPolicy: OnFailure}}
+""",
+    )
+    assert job["metadata"]["annotations"]["example.com/a"] == "b"
+    policy = {"cleanPodPolicy": "Running", "schedulingPolicy": {"minAvailable": 2}}
+    assert job["spec"]["runPolicy"] == policy and worker(job)["restartPolicy"] == "OnFailure"
     job = in_pod(
         tmp_path,
         """{
@@ -75,43 +86,6 @@ def test_null_removes_a_key(tmp_path):
     volumes = {volume["name"]: volume for volume in pod_spec(job)["volumes"]}
     assert volumes["scratch"] == {"name": "scratch", "ephemeral": {}}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
-
-
-def test_fields_that_no_option_has_are_added(tmp_path):
-    """Anywhere in the job, without the nulls in them."""
-    job = patched(
-        tmp_path,
-        """
-metadata: {annotations: {example.com/a: b}}
-spec:
-  runPolicy: {schedulingPolicy: {minAvailable: 2, queue: null}}
-  pytorchReplicaSpecs: {Worker: {restartPolicy: OnFailure}}
-""",
-    )
-    assert job["metadata"]["annotations"]["example.com/a"] == "b"
-    policy = {"cleanPodPolicy": "Running", "schedulingPolicy": {"minAvailable": 2}}
-    assert job["spec"]["runPolicy"] == policy and worker(job)["restartPolicy"] == "OnFailure"
-
-
-def test_the_hash_is_that_of_the_patched_job(tmp_path):
-    """A changed patch is a changed job; one that changes nothing is the same job."""
-    plain = render_job()
-    same, other = (
-        patched(tmp_path, f"spec: {{runPolicy: {{cleanPodPolicy: {policy}}}}}")
-        for policy in ("Running", "All")
-    )
-    digest = manifest.SPEC_HASH
-    assert same == plain
-    assert other["metadata"]["annotations"][digest] != plain["metadata"]["annotations"][digest]
-
-
-def test_the_job_that_is_patched_is_left_alone():
-    """The same patch gives the same job again, from one that other code may hold."""
-    job = render_job()
-    text = yaml.safe_dump(job)
-    change = yaml.safe_load(POD % "{volumes: [{name: shm, emptyDir: {sizeLimit: 1Mi}}]}")
-    assert patch.apply(job, change) == patch.apply(job, change) != job
-    assert yaml.safe_dump(job) == text
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,9 @@
 """What is read of rank 0's lines: each number, and what does not hold any more."""
 
-import pytest
-from support.rank_0_lines import ORIGIN, heard, of_a_life
+from support.rank_0_lines import ORIGIN, done, heard
 
 from gptddp.k8s.observe.progress import progress, rows
-from gptddp.run.progress import Progress
 from gptddp.training.console import Console
-
-
-@pytest.fixture(scope="module")
-def said():
-    """The lines of rank 0, up to a step that does not move."""
-    return of_a_life()
 
 
 def test_what_rank_0_says_is_read_back(said):
@@ -43,7 +35,8 @@ def test_what_rank_0_says_is_read_back(said):
 def test_a_fault_names_one_step():
     """That after which the life ended, and not also the last one that a survivor has seen."""
     with heard() as lines:
-        Console(ORIGIN).fault(1, 136, "after step 100: rank 2 (demo-worker-2) is lost")
+        cause = "after step 100: rank 2 (demo-worker-2) is lost"
+        Console(ORIGIN)({"event": "end", "generation": 1, "step": 136, "cause": cause})
     shown = rows(progress(lines))["last fault"]
     assert shown == "life 1, after step 136: rank 2 (demo-worker-2) is lost"
 
@@ -57,9 +50,9 @@ def test_a_slow_rank_is_named_before_the_next_line_of_a_step_and_no_longer_than_
     said = said[:3]  # until step 100: none is slow
     console = Console(ORIGIN)
     with heard() as lines:
-        console.slow(105, "rank 3 (demo-worker-3)", 2.13)
-        console.slow(106, "rank 1", 1.5)
-        console.fast(171, "rank 3 (demo-worker-3)")
+        console({"event": "slow", "step": 105, "name": "rank 3 (demo-worker-3)", "ratio": 2.13})
+        console({"event": "slow", "step": 106, "name": "rank 1", "ratio": 1.5})
+        console({"event": "slow_end", "step": 171, "name": "rank 3 (demo-worker-3)"})
     assert slow(said) == {}
     assert slow([*said, *lines[:2]]) == {"rank 3 (demo-worker-3)": 2.1, "rank 1": 1.5}
     assert slow([*said, *lines]) == {"rank 1": 1.5}
@@ -83,22 +76,20 @@ def test_the_last_step_of_a_life_is_said_whatever_its_number():
         console = Console(ORIGIN)
         with heard() as lines:
             for step in range(108, last + 1):
-                line = {"step": step, "loss": 2.0, "lr": 1e-3, "tok_s": 44e3, "data_wait_s": 0.0}
-                console.step({**line, "world_size": 4}, Progress(step, 9), 1.0)
-            console.ended(last, "stopped", "checkpoint step-x is saved")
+                console(done(step))
+            ended = {"event": "ended", "step": last, "cause": "stopped", "results": None}
+            console({**ended, "where": "checkpoint step-x is saved"})
         assert progress(lines)["progress"]["step"] == last
         assert sum(f"step {last}/400" in line for line in lines) == 1
 
 
 def test_a_storage_that_fails_is_shown_until_it_works_again():
     """Also where the line that says how is too long ago to be read."""
-    console, line = Console(ORIGIN), {"loss": 2.0, "lr": 1e-3, "tok_s": 44e3, "data_wait_s": 0.0}
-    line |= {"step": 100, "world_size": 4}
+    console, text = Console(ORIGIN), "[Errno 28] No space left on device: 'log.1.jsonl'"
     with heard() as lines:
-        console.storage("[Errno 28] No space left on device: 'log.1.jsonl'")
-        console.step(line, Progress(100, 9), 1.0, 0.9, [("rank 1", 1.5)], trouble=True)
-        console.storage(None)
-    text = "[Errno 28] No space left on device: 'log.1.jsonl'"
+        console({"event": "storage", "fails": True, "trouble": text})
+        console(done(100, slow={"rank 1": 1.5}, owned={"training": 9.0}))
+        console({"event": "storage", "fails": False, "trouble": None})
     text += "; training goes on, and tries again"
     found = progress(lines[:2])
     assert found["storage"] == rows(found)["storage"] == text

@@ -1,13 +1,11 @@
-"""Jobs in queues of Kueue: what is said of them, against a small server."""
+"""Jobs in queues of Kueue: what is said of them, what submit, suspend, resume and scale do."""
 
 import pytest
 from support import queue_cases
 from support.api_objects import at
 from support.queue_cases import QUEUE, workload
 from support.queue_server import NO_RIGHT, WAITS, WORKLOADS, live, put_job, queue_server
-
-from gptddp.k8s.cluster import connect
-from gptddp.k8s.observe import wait
+from support.writable_api_server import job, submit
 
 
 @pytest.fixture
@@ -71,25 +69,77 @@ def test_a_job_is_queued_while_kueue_will_start_it(api, k8s, made, change, state
     assert ("resume" in shown.output) == (state == SUSPENDED)
 
 
-def test_wait_goes_on_for_a_queued_job(api, monkeypatch):
-    """Until it has run: the reason is told at once, and again only when it changes."""
-    monkeypatch.setattr(wait, "POLL_S", 0.02)
-    put_job(api)
-    said, looks = [], iter(range(100))
+# -- submit --------------------------------------------------------------------------------------
 
-    real = wait.Changes.tell
 
-    def tell(changes, facts):
-        state, step = real(changes, facts), next(looks)
-        if step == 2:
-            live(api)["status"]["conditions"][0]["message"] = "other words"
-        if step == 5:
-            done = {"type": "Succeeded", "status": "True"}
-            api.objects["pytorchjobs", "demo"]["status"]["conditions"].append(done)
-        return state
+def test_a_job_for_a_queue_is_created_as_it_is_rendered(api, k8s):
+    """Its label is there, and Kueue's webhook has suspended it."""
+    result = submit(k8s, "--queue", "team")
+    assert result.exit_code == 0, result.output
+    assert job(api)["metadata"]["labels"][QUEUE] == "team"
+    assert job(api)["spec"]["runPolicy"]["suspend"] is True
+    again = submit(k8s, "--queue", "team")
+    assert again.exit_code == 0 and "is Queued" in again.stderr
+    assert "resume" not in again.stderr and "gptddp-k8s status demo" in again.stderr
 
-    monkeypatch.setattr(wait.Changes, "tell", tell)
-    assert wait.until_done(connect(None, api.kubeconfig), "demo", said.append, 20) == 0
-    assert said[0].startswith("demo: Queued: it waits in the queue team; Pending: insufficient")
-    assert said[1].startswith("demo: it waits in the queue team; Pending: other words")
-    assert said[2:] == ["demo: Succeeded"]
+
+def test_what_is_there_or_may_not_be_seen_is_no_reason_to_refuse(api, k8s):
+    """A priority that exists; a queue that this user has no right to read."""
+    api.put({"kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 9})
+    assert submit(k8s, "--queue", "team", "--priority", "high").exit_code == 0
+    k8s("delete", "demo")
+    path = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/localqueues/hidden"
+    api.paths[path] = (403, 'localqueues is forbidden: User "u" cannot get it')
+    assert submit(k8s, "--queue", "hidden").exit_code == 0
+
+
+# -- suspend, resume, scale ----------------------------------------------------------------------
+
+
+def test_suspend_takes_a_job_out_of_its_queue_and_resume_puts_it_in(api, k8s):
+    """By its Workload: what is set on the job itself, Kueue sets back."""
+    put_job(api, suspend=False)
+    result = k8s("suspend", "demo")
+    assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo suspended\n")
+    assert "60 s to commit a checkpoint" in result.stderr
+    assert "gptddp-k8s resume demo" in result.stderr and live(api)["spec"]["active"] is False
+    assert k8s("suspend", "demo").stdout == "pytorchjob.kubeflow.org/demo unchanged\n"
+    job(api)["spec"]["runPolicy"]["suspend"] = True  # as Kueue does
+    result = k8s("resume", "demo")
+    assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo resumed\n")
+    assert "it is in the queue team" in result.stderr and live(api)["spec"]["active"] is True
+    assert api.writes == ["patch Workload"] * 2
+    result = k8s("resume", "demo")
+    assert result.stdout == "pytorchjob.kubeflow.org/demo unchanged\n"
+    assert "`gptddp-k8s status demo" in result.stderr
+
+
+def test_a_running_job_of_a_queue_is_not_scaled(api, k8s):
+    """Kueue would stop it: the way that works is said, and works."""
+    put_job(api, suspend=False)
+    result = k8s("scale", "demo", "--replicas", "2")
+    assert result.exit_code == 2 and api.writes == []
+    assert "Kueue stops a job" in result.stderr and "`gptddp-k8s suspend demo" in result.stderr
+    k8s("suspend", "demo")
+    job(api)["spec"]["runPolicy"]["suspend"] = True  # as Kueue does
+    result = k8s("scale", "demo", "--replicas", "2")
+    assert result.stdout == "pytorchjob.kubeflow.org/demo scaled: 4 -> 2\n"
+    assert "waits in the queue team for room for its pods" in result.stderr
+
+
+@pytest.mark.parametrize("kueue", [True, False])
+def test_a_job_that_kueue_has_not_taken_is_suspended_as_any_other(api, k8s, kueue):
+    """Its integration is off, or Kueue is gone: there is no Workload."""
+    put_job(api, suspend=False)
+    api.remove("Workload", "pytorchjob-demo-1a2b3")
+    api.unserved = () if kueue else ("kueue.x-k8s.io/",)
+    assert k8s("suspend", "demo").exit_code == 0
+    assert job(api)["spec"]["runPolicy"]["suspend"] is True
+    assert k8s("resume", "demo").stdout == "pytorchjob.kubeflow.org/demo resumed\n"
+
+
+def test_a_job_whose_label_was_removed_is_in_no_queue(api, k8s):
+    """Kueue looks at it no more, though its Workload is still there: `resume` starts it."""
+    del put_job(api)["metadata"]["labels"][QUEUE]
+    assert k8s("resume", "demo").exit_code == 0
+    assert job(api)["spec"]["runPolicy"]["suspend"] is False

@@ -1,32 +1,34 @@
-"""A user who lacks one right of a namespace: the rest is done, and what is not done is said."""
+"""A user who lacks one right of a namespace: the rest is done, and what is not done is said.
+
+The Secret with the key of a job's rendezvous: made once, printed nowhere, gone with the job.
+"""
+
+import base64
+import json
 
 import pytest
+from support import api_objects
+from support.manifests import pod_spec
 from support.writable_api_server import job, submit
 
 WITHOUT = ("serviceaccount", "networkpolicy", "poddisruptionbudget")
 PLURALS = ("serviceaccounts", "networkpolicies", "poddisruptionbudgets")
 COMPANIONS = dict(zip(PLURALS, WITHOUT, strict=True))
-POD = {
-    "kind": "Pod",
-    "metadata": {
-        "name": "demo-worker-0",
-        "labels": {"training.kubeflow.org/job-name": "demo"},
-    },
-    "spec": {"containers": []},
-    "status": {"phase": "Running"},
-}
 
 
 @pytest.mark.parametrize("plural", COMPANIONS)
 @pytest.mark.parametrize("verb", ["GET", "POST", "PATCH"])
 def test_what_may_not_be_made_beside_a_job_can_be_left_out(api, k8s, verb, plural):
-    """Nothing is created, and the error names the option that does without."""
+    """Nothing is created, and the error names the option that does without, in delete too."""
     api.forbidden = {f"{verb} {plural}"}
     result = submit(k8s)
     option = f"--without {COMPANIONS[plural]}"
     assert result.exit_code == 1 and option in result.stderr and api.all() == []
     assert "nothing was created" in result.stderr
     assert submit(k8s, *option.split()).exit_code == 0
+    assert submit(k8s, *option.split()).stdout.endswith("unchanged\n")
+    assert len(api.all()) == 4 and (plural, "demo") not in api.objects
+    assert k8s("delete", "demo").exit_code == 0 and api.all() == []
 
 
 @pytest.mark.parametrize("refusal", [(422, "policy 'p' denied request"), (409, "it exists")])
@@ -59,11 +61,7 @@ def test_who_may_not_read_events_is_told_the_rest(api, k8s):
 
 def test_who_may_not_read_logs_gets_one_error(api, k8s):
     """Exit code 1, and not a line for each of the pods as if they had none."""
-    submit(k8s)
-    owner = {"kind": "PyTorchJob", "uid": job(api)["metadata"]["uid"], "controller": True}
-    for index in range(2):
-        name = f"demo-worker-{index}"
-        api.put({**POD, "metadata": {**POD["metadata"], "name": name, "ownerReferences": [owner]}})
+    api.put(api_objects.job("Running"), api_objects.pod(0), api_objects.pod(1))
     path = "/api/v1/namespaces/default/pods/demo-worker-{}/log"
     for index in range(2):
         api.paths[path.format(index)] = (403, "U cannot get resource pods/log")
@@ -71,24 +69,97 @@ def test_who_may_not_read_logs_gets_one_error(api, k8s):
     assert result.exit_code == 1 and result.stderr.count("cannot get resource pods/log") == 1
 
 
-def test_of_a_pods_claims_the_one_without_a_volume_is_named(api, k8s):
-    """As far as claims may be read; else there are the scheduler's words."""
+def theirs(data=None):
+    """A Secret as `render` tells to make it, or with other data."""
+    key = base64.b64encode(b"0123456789abcdef" * 4).decode()
+    data = {"rendezvous-key": key} if data is None else data
+    return {"kind": "Secret", "metadata": {"name": "demo"}, "data": data}
+
+
+def secret(api):
+    return api.objects.get(("secrets", "demo"))
+
+
+def test_each_job_gets_a_key_of_its_own_that_nobody_prints(api, k8s):
+    """In a Secret that the pods name, and neither in the job nor in any output."""
+    result = submit(k8s)
+    key = secret(api)["stringData"]["rendezvous-key"]
+    assert len(key) == 64 and secret(api)["type"] == "Opaque"
+    (variable,) = [e for e in pod_spec(job(api))["containers"][0]["env"] if "RENDEZ" in e["name"]]
+    source = {"name": "demo", "key": "rendezvous-key", "optional": True}
+    assert variable["valueFrom"] == {"secretKeyRef": source}
+    assert key not in json.dumps(job(api)) + result.output
     submit(k8s)
-    unbound = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims"
-    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    volumes = [
-        {"name": name, "persistentVolumeClaim": {"claimName": name}} for name in ("data", "runs")
-    ]
-    waiting = {"phase": "Pending", "conditions": [{**scheduled, "message": unbound}]}
-    owner = {"kind": "PyTorchJob", "uid": job(api)["metadata"]["uid"], "controller": True}
-    meta = {**POD["metadata"], "ownerReferences": [owner]}
-    spec = {"containers": [], "volumes": volumes}
-    api.put({**POD, "metadata": meta, "spec": spec, "status": waiting})
-    api.objects["persistentvolumeclaims", "runs"]["status"] = {"phase": "Pending"}
-    shown = k8s("status", "demo").stdout
-    assert (
-        "its PersistentVolumeClaim runs has no volume" in shown
-        and "kubectl describe pvc runs" in shown
+    assert secret(api)["stringData"]["rendezvous-key"] == key
+    assert key not in k8s("delete", "demo").output and secret(api) is None
+    submit(k8s)
+    assert secret(api)["stringData"]["rendezvous-key"] != key
+
+
+def test_a_key_that_the_user_has_made_stays_the_users(api, k8s):
+    """As `render` tells to make it: used as it is, without an owner, and not deleted."""
+    api.put(theirs())
+    result = submit(k8s)
+    assert result.exit_code == 0 and "warning" not in result.stderr
+    assert k8s("delete", "demo").exit_code == 0
+    assert secret(api)["data"] == theirs()["data"]
+    assert "ownerReferences" not in secret(api)["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [("GET", "U cannot do this"), ("POST", "is not there"), ("PATCH", "U cannot do this")],
+)
+def test_who_lacks_a_right_to_secrets_is_told_how_the_job_gets_a_key(api, k8s, verb, words):
+    """One warning each time, with the command for somebody who may; submit and delete go on."""
+    api.forbidden = {f"{verb} secrets"}
+    for _ in range(2):
+        result = submit(k8s)
+        (warning,) = [line for line in result.stderr.splitlines() if "warning" in line]
+        assert result.exit_code == 0 and words in warning and "run without a key" in warning
+        assert "kubectl create secret generic demo" in warning
+    assert (secret(api) is not None) is (verb == "PATCH")
+    assert k8s("delete", "demo").exit_code == 0 and api.all() == []
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"key": "eA=="}, "has no field rendezvous-key"),
+        ({"rendezvous-key": ""}, "of 0 characters"),
+        ({"rendezvous-key": "eA=="}, "of 1 characters"),
+        ({"rendezvous-key": "%"}, "that is no text"),
+    ],
+)
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_secret_without_a_usable_key_is_never_used_in_silence(api, k8s, data, words, ours):
+    """Before a job is made of it nothing is created, and how to mend it is said; a job that exists
+    gets no new key, but a warning."""
+    submit(k8s)
+    labels = secret(api)["metadata"]["labels"]
+    api.put(theirs(dict(data)))
+    secret(api)["metadata"]["labels"] = labels if ours else {}
+    result = submit(k8s)
+    assert result.exit_code == 0 and secret(api)["data"] == data
+    assert "warning: the Secret demo" in result.stderr and words in result.stderr
+    for key in list(api.objects):
+        if key[1] == "demo" and key[0] != "secrets":
+            del api.objects[key]
+    secret(api)["metadata"].pop("ownerReferences", None)
+    del api.writes[:]
+    result = submit(k8s)
+    assert result.exit_code == 2 and words in result.stderr and api.writes == []
+    fix = (
+        "`kubectl delete secret demo -n default --kubeconfig" if ours else "`openssl rand -hex 32`"
     )
-    api.forbidden = {"GET persistentvolumeclaims"}
-    assert f"no node takes it: {unbound}" in k8s("status", "demo").stdout
+    assert fix in result.stderr and secret(api)["data"] == data
+
+
+def test_a_job_that_runs_gets_no_new_key(api, k8s):
+    """Its next pod would have another key than the others: a warning, and not one write."""
+    submit(k8s)
+    api.remove("Secret", "demo")
+    del api.writes[:]
+    result = submit(k8s)
+    assert result.exit_code == 0 and api.writes == []
+    assert "warning: the Secret demo" in result.stderr and "is not there" in result.stderr

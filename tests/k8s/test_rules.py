@@ -209,14 +209,6 @@ def test_a_text_of_another_form_is_refused_by_its_option(flags, words):
     assert words in str(error.value) and str(error.value).endswith("[format]")
 
 
-def test_every_mistake_is_told_at_once():
-    """A line for each text of another form, and one for each broken rule."""
-    with pytest.raises(ConfigError) as error:
-        spec.load(None, {"cpu": "x", "toleration": ("a:b", "c:d")}, [])
-    assert str(error.value).count("[format]") == 3
-    assert len(problems({"replicas": 0, "grace_s": 1, "env": (("RANK", "1"),)})) == 3
-
-
 @pytest.mark.parametrize(("replicas", "longest"), [(10, 54), (11, 53), (101, 52)])
 def test_the_name_leaves_room_for_the_last_pod(replicas, longest):
     """`<name>-worker-<max-1>` has at most 63 characters: 54 for up to 10 pods, then less."""
@@ -240,25 +232,24 @@ def test_the_fix_for_too_few_lanes_is_one(args, lanes):
     assert problems(flags, [*lanes, *more]) == []
 
 
-@pytest.mark.parametrize(
-    "image",
-    ["a", "gptddp:0.1.0", "Host:5000/a/b:T-1", "localhost/a", "[::1]:5000/a", "a.b/c",
-     "h.example/a__b/c-d@sha256:" + "0" * 64],
-)  # fmt: skip
-def test_images_of_every_form_are_taken(image):
-    """Hosts in any case and with ports, tags, digests."""
-    assert problems({"image": image}) == []
+IMAGES = [
+    *("a", "gptddp:0.1.0", "Host:5000/a/b:T-1", "localhost/a", "[::1]:5000/a", "a.b/c"),
+    "h.example/a__b/c-d@sha256:" + "0" * 64,
+]
+NO_SECRETS = [
+    ("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "9"), ("MONKEY", "1"), ("AUTHOR", "me"),
+    ("GOOGLE_APPLICATION_CREDENTIALS", "/etc/gcp/key.json"), ("SECRET_FILE", "/etc/s"),
+    ("PYTHONPATH", "/x"), ("URL", "http://host:80/a@b"), ("KEYBOARD", "us"), ("PATTERN", "x"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "9"), ("MONKEY", "1"), ("AUTHOR", "me"),
-     ("GOOGLE_APPLICATION_CREDENTIALS", "/etc/gcp/key.json"), ("SECRET_FILE", "/etc/s"),
-     ("PYTHONPATH", "/x"), ("URL", "http://host:80/a@b"), ("KEYBOARD", "us"), ("PATTERN", "x")],
-)  # fmt: skip
-def test_what_only_resembles_a_secret_is_taken(name, value):
-    """Words that begin as its names do, and paths to files of secrets."""
-    assert problems({"env": ((name, value),)}) == []
+    "flags", [*({"image": it} for it in IMAGES), *({"env": (it,)} for it in NO_SECRETS)]
+)
+def test_images_of_every_form_and_what_only_resembles_a_secret_are_taken(flags):
+    """Hosts in any case and with ports, tags, digests; words that begin as a secret's names do, and
+    paths to files of secrets."""
+    assert problems(flags) == []
 
 
 @pytest.mark.parametrize(

@@ -60,28 +60,11 @@ def test_a_prepare_that_has_ended_is_replaced(api, k8s, end, options, words):
     assert api.writes == ["create Job", "delete Job", "create Job"]
 
 
-def test_a_job_of_somebody_else_is_left_alone(api, k8s):
-    """A batch Job of that name which is not of gptddp-k8s: refused, with --name."""
-    api.put({"kind": "Job", "metadata": {"name": "prepare"}, "spec": {}})
-    result = k8s(*PREPARE)
-    assert result.exit_code == 2 and "not from gptddp-k8s: use another --name" in result.stderr
-    assert api.writes == []
-
-
 def test_a_prepare_that_is_deleted_meanwhile_has_failed(api, k8s):
     """By whoever: exit code 100."""
     api.created["Job"] = lambda body: api.remove("Job", "prepare")
     result = k8s(*PREPARE, "--wait")
     assert result.exit_code == 100 and "prepare was deleted before it ended" in result.stderr
-
-
-@pytest.mark.parametrize("args", [("prepare", "--source", "nope"), ("sample", "demo")])
-def test_a_missing_claim_is_named_and_nothing_is_created(api, k8s, args):
-    """The pod would wait for it for ever."""
-    api.remove("PersistentVolumeClaim", "runs")
-    result = k8s(*args)
-    assert result.exit_code == 2 and api.writes == []
-    assert "no claim nope (--source)" in result.stderr or "no claim runs" in result.stderr
 
 
 # -- sample ------------------------------------------------------------------------------------
@@ -179,14 +162,3 @@ def test_who_may_not_see_events_waits_all_the_same(api, k8s):
     api.forbidden = {"GET events"}
     result = k8s("sample", "demo", "--timeout", "0.1")
     assert result.exit_code == 124 and "is not done after 0.1 s: it runs" in result.stderr
-
-
-def test_delete_of_the_job_takes_its_short_jobs(api, k8s):
-    """What a killed sample left goes with the job."""
-    api.cut_at = 1  # its own delete does not come through
-    k8s("sample", "demo", "--timeout", "0")
-    api.cut_at = None
-    assert [kind for kind, _ in api.all()] == ["Job"]
-    result = k8s("delete", "demo")
-    assert result.exit_code == 0 and 'job.batch "demo-sample-x1y2z" deleted' in result.stdout
-    assert api.all() == []

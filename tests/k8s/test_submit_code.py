@@ -12,8 +12,6 @@ from support.writable_api_server import job, submit
 from gptddp.k8s.render import code_volume
 from gptddp.launch import bundle
 
-BESIDE = ["ConfigMap", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget", "Secret"]
-
 
 @pytest.fixture
 def own(tmp_path):
@@ -33,21 +31,6 @@ def config_maps(api):
     return {it["metadata"]["name"]: it for it in api.objects.values() if it["kind"] == "ConfigMap"}
 
 
-@pytest.mark.parametrize("cut_at", range(11))
-def test_a_submit_that_was_cut_off_is_completed_by_the_same_command(api, k8s, own, cut_at):
-    """After any number of writes: all objects, the code first, none twice, and owned by the job."""
-    api.cut_at = cut_at
-    code = own(a="x = 1\n")
-    assert submit(k8s, *code).exit_code == 1 and len(api.writes) == cut_at
-    api.cut_at = None
-    assert submit(k8s, *code).exit_code == 0
-    created = [f"create {kind}" for kind in [*BESIDE, "PyTorchJob"]]
-    assert api.writes == created + [f"patch {kind}" for kind in BESIDE]
-    (config_map,) = config_maps(api).values()
-    assert config_map["metadata"]["name"].startswith("demo-code-") and config_map["immutable"]
-    assert config_map["metadata"]["ownerReferences"][0]["uid"] == job(api)["metadata"]["uid"]
-
-
 def test_the_same_code_again_changes_nothing(api, k8s, own):
     """Not one write, also where another zlib has packed the archive."""
     code = own(a="x = 1\n")
@@ -63,10 +46,11 @@ def test_the_same_code_again_changes_nothing(api, k8s, own):
 
 def test_changed_code_is_another_job_with_its_files_named(api, k8s, own):
     """Refused, before anything is created: the files, and how to take it."""
-    submit(k8s, *own(a="x = 1\n", b="", c=""))
+    option, folder = own(a="x = 1\n", b="", c="")
+    Path(folder, "table.py").write_text("#" + os.urandom(1_000_000).hex())  # two ConfigMaps
+    submit(k8s, option, folder)
     del api.writes[:]
     own(a="x = 2\n", d="")
-    option, folder = own()
     Path(folder, "gptddp/c.py").unlink()
     result = submit(k8s, option, folder, "--cpu", "3")
     assert result.exit_code == 2 and api.writes == []
@@ -84,26 +68,6 @@ def test_changed_code_is_another_job_with_its_files_named(api, k8s, own):
     result = submit(k8s)
     assert re.search(r"^  code: [0-9a-f]{12} -> \(none\)$", result.stderr, re.M)
     assert "volumes" not in result.stderr and "args" not in result.stderr
-
-
-def test_large_code_is_as_safe_as_small(api, k8s, own, tmp_path):
-    """Cut off between its ConfigMaps, completed, the same again, changed, deleted."""
-    code = own(a="x = 1\n")
-    (tmp_path / "own/table.py").write_text("#" + os.urandom(1_000_000).hex())
-    api.cut_at = 1
-    assert submit(k8s, *code).exit_code == 1 and len(config_maps(api)) == 1
-    api.cut_at = None
-    assert submit(k8s, *code).exit_code == 0 and len(config_maps(api)) == 2
-    uid = job(api)["metadata"]["uid"]
-    for it in config_maps(api).values():
-        assert [owner["uid"] for owner in it["metadata"]["ownerReferences"]] == [uid]
-    del api.writes[:]
-    assert submit(k8s, *code).exit_code == 0 and api.writes == []
-    result = submit(k8s, *own(a="x = 2\n"))
-    assert result.exit_code == 2 and "code[gptddp/a.py]" in result.stderr
-    assert "table.py" not in result.stderr
-    k8s("delete", "demo")
-    assert api.all() == []
 
 
 def test_code_that_came_to_no_job_is_in_nobodys_way(api, k8s, own):

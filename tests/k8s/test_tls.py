@@ -9,17 +9,15 @@ import sys
 import threading
 
 import pytest
-from support.kubeconfigs import HeaderAPI, kubeconfig, named
+from support.api_server import HeaderAPI, kubeconfig, named
 
-from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import connect
+from gptddp.k8s.exit_codes import ClusterError
 
 
 @pytest.fixture
-def api(tmp_path):
-    server = HeaderAPI(tmp_path)
-    yield server
-    server.close()
+def server_in():
+    return HeaderAPI
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from support.api_objects import JOB_UID, condition, job, pod, terminated, unsche
 from support.api_server import Log
 from support.cause_cases import made_again
 
-from gptddp.errors import ClusterError
 from gptddp.k8s.cli.command import note
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.observe import facts, job_causes, wait, watcher
 
 NO_ROOM = "0/3 nodes are available: 3 Insufficient cpu."
@@ -88,21 +88,24 @@ def test_a_job_that_goes_is_102(api, cluster, capsys, then):
     assert "demo: gone" in capsys.readouterr().err
 
 
-def test_a_passing_reason_is_not_told(api, cluster, capsys):
-    """What is seen at one look only was on its way to be put right."""
-    changes = wait.Changes("demo", note)
-    running, held = job("Running"), unscheduled(3, NO_ROOM)
-    for pods in ([], [held], [], [held], [held], [held]):
-        changes.tell(facts.Facts(running, [pod(0), pod(1), pod(2), *pods]))
-    assert capsys.readouterr().err.count("no node takes it") == 1
+HELD = unscheduled(3, NO_ROOM)
+PASSING = [
+    facts.Facts(job("Running"), [pod(0), pod(1), pod(2), *pods])
+    for pods in ([], [HELD], [], [HELD], [HELD], [HELD])
+]
 
 
-def test_a_reason_that_only_counts_on_is_told_once(api, cluster, capsys):
-    """Its seconds and times grow with every look."""
+@pytest.mark.parametrize(
+    ("looks", "words"),
+    [(PASSING, "no node takes it"), ([made_again(count) for count in (5, 6, 7)], "never started")],
+)
+def test_a_reason_is_told_once_and_not_in_passing(capsys, looks, words):
+    """What is seen at one look only was on its way to be put right; one whose seconds and times
+    grow with every look is no other reason."""
     changes = wait.Changes("demo", note)
-    for count in (5, 6, 7):
-        changes.tell(made_again(count))
-    assert capsys.readouterr().err.count("never started") == 1
+    for look in looks:
+        changes.tell(look)
+    assert capsys.readouterr().err.count(words) == 1
 
 
 def test_a_job_that_runs_without_a_step_is_told(api, cluster, capsys, monkeypatch):

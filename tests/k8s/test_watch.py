@@ -19,7 +19,6 @@ from click.testing import CliRunner
 from support.api_objects import at, job, pod
 from support.api_server import Log
 from support.paths import ROOT
-from support.rank_0_lines import of_a_life
 
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.observe.frame import frame
@@ -28,12 +27,6 @@ from gptddp.k8s.observe.progress import Losses, progress, rows, sparkline
 # In a session of its own: the terminal is to be the one that Ctrl-C comes from.
 MAIN = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
 MAIN += "from gptddp.k8s import main; main()"
-
-
-@pytest.fixture(scope="module")
-def said():
-    """The lines of rank 0, by the code that writes them: what is read is what it writes."""
-    return of_a_life()
 
 
 def test_a_sparkline_fits_and_falls_with_the_loss():
@@ -129,19 +122,6 @@ def test_as_json_it_is_a_line_a_look_until_the_end(running, watch):
     assert found[0]["progress"]["step"] == 120 and len(found[0]["pods"]) == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--watch", "-o", "yaml"], "-o yaml has no meaning with --watch"),
-        (["--every", "5"], "--every has no meaning without --watch"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(api, options, message):
-    """Rather than ignored."""
-    result = api.command_line("status", "demo", *options)
-    assert result.exit_code == 2 and message in result.stderr
-
-
 class Terminal:
     """A command on a terminal of its own."""
 
@@ -195,24 +175,21 @@ def test_on_a_terminal_it_is_drawn_again_and_leaves_it_as_it_was(running, watch)
     assert screen.end() == 0
 
 
-def test_ctrl_c_leaves_the_terminal_and_the_job(watch):
-    """Exit code 130; without colours if NO_COLOR says so, in ASCII where there is no more."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_who_ends_it_has_the_terminal_back_and_the_job(watch, number, code):
+    """By Ctrl-C or SIGTERM, with its own exit code. Another size is drawn before the next look;
+    without colours if NO_COLOR says so, in ASCII where there is no more."""
     env = {"NO_COLOR": "1", "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
-    screen = Terminal(*watch, **env)
+    screen = Terminal(*watch, "--every", "600", **env)
     shown = screen.until("demo-worker-3")
     assert "\x1b[1m" not in shown and "@+_" in shown and "?" not in shown.split("demo  ")[1]
-    os.write(screen.fd, b"\x03")
-    screen.until("\x1b[?1049l")
-    screen.until("demo-worker-3")  # what was seen last stays
-    assert screen.end() == 130
-
-
-def test_another_size_is_drawn_at_once_and_sigterm_leaves_the_terminal_as_it_was(watch):
-    """Long before the next look; as with Ctrl-C, with its own exit code."""
-    screen = Terminal(*watch, "--every", "600")
-    screen.until("demo-worker-3")
     screen.resize(8, 40)
     screen.until("more lines\x1b[K")
-    screen.process.send_signal(signal.SIGTERM)
+    if number == signal.SIGINT:
+        os.write(screen.fd, b"\x03")
+    else:
+        screen.process.send_signal(number)
     screen.until("\x1b[?1049l")
-    assert screen.end() == 143
+    if number == signal.SIGINT:
+        screen.until("demo  Running")  # what was seen last stays
+    assert screen.end() == code

@@ -42,13 +42,6 @@ def test_the_state_is_what_holds_now(made, state):
     assert why.state(made) == state
 
 
-def test_a_job_that_is_well_has_nothing_to_say():
-    """Running with all of its pods, or succeeded."""
-    pods = [pod(n) for n in range(4)]
-    assert sentence(job("Created", "Running"), pods) == ""
-    assert sentence(job("Succeeded"), [pod(0, terminated(0, reason="Completed"))]) == ""
-
-
 QUOTA = 'Error creating: pods "demo-worker-1" is forbidden: exceeded quota: small'
 
 

@@ -2,17 +2,15 @@
 
 import dataclasses
 import os
-import time
 from pathlib import Path
 
 import pytest
-from support.late_saves import GOES_ON, NAME, overdue
-from support.local_jobs import until
+from support.late_saves import GOES_ON, NAME, begin, overdue
 from support.trainer_patches import lose_a_peer
+from support.waiting import until
 
 from gptddp.checkpoint import late, retention, store
-from gptddp.checkpoint.writer import Writer
-from gptddp.distributed import lives
+from gptddp.distributed import known_lives
 from gptddp.launch import rescue
 from gptddp.launch.rescue import STOP_S
 from gptddp.run import lease
@@ -24,7 +22,7 @@ from gptddp.training.live_state import LiveState
 def test_a_state_that_every_later_life_has_gone_on_from_is_saved(left, save):
     """Two lives later, with its steps in the log and an event of its own life in the ledger."""
     for generation in (2, 3):
-        Ledger(left).event("start", generation, **GOES_ON)
+        begin(left, generation, **GOES_ON)
     assert save() == [NAME]
     assert [line["step"] for line in history(left)] == [1, 2, 3]
     event = read_ledger(left)[-1]
@@ -35,11 +33,11 @@ def test_a_state_that_every_later_life_has_gone_on_from_is_saved(left, save):
 
 
 AWAY = [
-    {"event": "start", "source": "step-000000000002.1", "step": 2},
-    {"event": "start", "source": "scratch", "step": 0},
-    {"event": "start", "source": "memory", "step": 2},
-    {"event": "start"},
-    {"event": "diverged"},
+    {"source": "step-000000000002.1", "step": 2},
+    {"source": "scratch", "step": 0},
+    {"source": "memory", "step": 2},
+    {},
+    {"diverged": True},
 ]
 
 
@@ -50,8 +48,10 @@ def test_a_state_that_the_run_has_left_is_not_saved(left, save, monkeypatch, eve
     when all is written but the name. It would bring back a branch."""
 
     def go_away(*args):
-        Ledger(left).event(event["event"], 2, **{k: v for k, v in event.items() if k != "event"})
-        Ledger(left).event("start", 3, **GOES_ON)
+        begin(left, 2, **(GOES_ON if "diverged" in event else event))
+        if "diverged" in event:
+            Ledger(left).event("diverged", 1)
+        begin(left, 3, **GOES_ON)
 
     if meanwhile:
         sync = RunLog.sync
@@ -66,9 +66,9 @@ def test_a_life_that_the_ledger_does_not_know_is_no_proof(left, save):
     """A log of a later life, without its start: from where it has gone on nobody can tell."""
     (left / "log.2.jsonl").touch()
     assert save() == []
-    Ledger(left).event("start", 3, **GOES_ON)  # of a state of life 2, which may be of a branch
+    begin(left, 3, **GOES_ON)  # of a state of life 2, which may be of a branch
     assert save() == []
-    Ledger(left).event("start", 2, **GOES_ON)  # memory has kept it
+    begin(left, 2, **GOES_ON)  # memory has kept it
     assert save() == [NAME]
 
 
@@ -78,7 +78,7 @@ def test_nothing_is_saved_in_a_run_that_goes_on_without_this_pod(left, save, cap
     held = lease.Claim(left, "job", "another life").poll(5)
     try:
         assert save() == [] and "a life that this pod was not in" in capfd.readouterr().err
-        lives.note("another life")
+        known_lives.note("another life")
         assert save() == [NAME]
     finally:
         held.close()
@@ -136,17 +136,6 @@ def test_one_late_save_at_a_time(run, left, pod):
     assert late.in_progress(pod) is None
     assert run("--steps", "7") == 0
     assert os.listdir(tmp) == os.listdir(left / "checkpoints/.trash") == []
-
-
-def test_a_late_save_that_hangs_is_not_waited_for_for_ever(pod, monkeypatch):
-    """Another pod may try."""
-    with late.saving(pod) as note:
-        note.write(NAME)
-        monkeypatch.setattr(late, "PATIENCE_S", 0.0)
-        time.sleep(0.01)
-        assert late.in_progress(pod) is None
-        with pytest.raises(BlockingIOError), late.saving(pod):
-            pass
 
 
 def test_a_life_hands_newer_states_to_a_late_save(run, left, own, saver, monkeypatch):
@@ -207,7 +196,7 @@ def test_a_slow_save_is_followed_by_that_of_a_newer_state(
 LAUNCHER = """
 import os, signal, sys, time
 from pathlib import Path
-from gptddp.checkpoint import late, store
+from gptddp.checkpoint import late, retention, store
 from gptddp.flags import from_args
 from gptddp.launch import forkserver
 from gptddp.launch.rescue import LateSaves
@@ -215,22 +204,19 @@ from gptddp.launch.rescue import LateSaves
 run, memory, pod, how = map(Path, sys.argv[1:])
 forkserver.PRELOAD[:] = []
 late.STATE_S = 0.1
-if how.name != "soon":
-    def hang(*args):
-        if how.name == "deaf":
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        Path(pod, "hangs").touch()
-        while not Path(pod, "go").exists():
-            time.sleep(600 if how.name == "deaf" else 0.02)
-        rename(*args)
-    rename = store._rename_new
-    store._rename_new = hang
+def hang(*args):
+    if how.name == "deaf":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    Path(pod, "hangs").touch()
+    while not Path(pod, "go").exists():
+        time.sleep(600 if how.name == "deaf" else 0.02)
+    rename(*args)
+rename, store._rename_new = store._rename_new, hang
 forkserver.start_server(pod)
 saves = LateSaves(from_args(["--run-dir", str(run)]), memory, pod)
 late.ask(pod)
 saves.poll()
-wanted = Path(pod, "hangs") if how.name != "soon" else run / "checkpoints/LATEST"
-while not wanted.exists() or (how.name == "soon" and late.in_progress(pod)):
+while not Path(pod, "hangs").exists():
     time.sleep(0.02)
 while how.name == "waits" and late.in_progress(pod):
     time.sleep(0.02)
@@ -244,7 +230,7 @@ os._exit(0)
 @pytest.fixture
 def launcher(forked, left, pod, tmp_path):
     """A launcher's process whose worker has just asked; `how` its late save goes."""
-    Ledger(left).event("start", 2, **GOES_ON)
+    begin(left, 2, **GOES_ON)
     return lambda how: forked(LAUNCHER, str(left), str(tmp_path / "memory"), str(pod), how)
 
 
@@ -252,11 +238,11 @@ def unfinished(run_dir):
     return list((run_dir / "checkpoints/.tmp").glob("step-*"))
 
 
-def test_the_launcher_has_it_saved(left, launcher):
-    """In a process that its fork server forks."""
-    process = launcher("soon")
-    assert process.wait(60) == 0, process.stderr.read()
-    assert store.names(left) == [NAME] and f"checkpoint {NAME} is saved" in process.stderr.read()
+def test_it_commits_while_its_launcher_goes_on(left, launcher, pod):
+    """A process of the launcher's: whole, under its name."""
+    (pod / "go").touch()
+    assert launcher("waits").wait(60) == 0
+    assert store.names(left) == [NAME] and retention.verify(left / "checkpoints" / NAME).ok
 
 
 def test_it_is_taken_back_when_the_pod_ends(left, launcher, pod):
@@ -273,28 +259,6 @@ def test_one_that_hangs_does_not_hold_up_the_launcher(launcher, pod):
     assert process.wait(60) == 0
     assert STOP_S <= float(process.stderr.read().split()[-1]) < 10 * STOP_S
     until(lambda: late.in_progress(pod) is None)
-
-
-def test_one_that_begins_in_mid_life_is_left_to_itself(run, left, launcher, pod, monkeypatch):
-    """No save of the life that trains meanwhile takes its unfinished files away: it commits, and
-    the hint stays with the newest."""
-    submit, launchers = Writer.submit, []
-
-    def late_first(writer, *args):
-        if not launchers:
-            launchers.append(launcher("waits"))
-            until(lambda: (pod / "hangs").exists(), 60)
-        return submit(writer, *args)
-
-    monkeypatch.setattr(Writer, "submit", late_first)
-    assert run("--steps", "6", "--checkpoint-every", "0") == 0
-    assert len(unfinished(left)) == 1
-    (pod / "go").touch()
-    assert launchers[0].wait(60) == 0, launchers[0].stderr.read()
-    newest = "step-000000000006.3"
-    assert store.names(left) == [newest, "step-000000000005.3", NAME]
-    assert (left / "checkpoints/LATEST").read_text().strip() == newest
-    assert unfinished(left) == [] and retention.verify(left / "checkpoints" / NAME).ok
 
 
 def test_it_ends_with_its_launcher(run, left, launcher, pod):

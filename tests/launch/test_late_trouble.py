@@ -5,22 +5,20 @@ import os
 import signal
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 from support.late_saves import NAME, overdue
 from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import late, snapshot, store
+from gptddp.checkpoint import late, shard
 from gptddp.distributed import pulse
 from gptddp.launch import rescue
 from gptddp.run import history
 from gptddp.run.history import Ledger, RunLog, log_path
-from gptddp.run.tidy import Tidier
 from gptddp.training import saves
+from gptddp.training.events import Events
 from gptddp.training.late_save import LateSave
 from gptddp.training.live_state import LiveState
-from gptddp.training.metrics import Metrics
 
 NEXT = "step-000000000006.2"  # of the life that goes on from what is left
 
@@ -61,6 +59,19 @@ def test_a_state_that_no_rank_has_left_with_a_word_has_its_steps_added(request, 
 # -- a life whose late save comes to nothing -------------------------------------------------------
 
 
+def newest(monkeypatch) -> list:
+    """The steps of the newest checkpoints that the life tells of."""
+    emit, known = Events.emit, []
+
+    def noting(events, kind, **fields):
+        if kind == "newest" and fields["step"]:
+            known.append(fields["step"])
+        emit(events, kind, **fields)
+
+    monkeypatch.setattr(Events, "emit", noting)
+    return known
+
+
 @pytest.mark.parametrize("begin_s", [0.0, 60.0])
 def test_one_that_never_begins_is_not_waited_for(run, left, own, monkeypatch, begin_s):
     """The launcher's process cannot be made, or an older one hangs: lives that are shorter than
@@ -76,8 +87,7 @@ def test_after_one_that_has_failed_the_life_saves_at_once(
     run, left, pod, own, saver, monkeypatch, fails
 ):
     """After one that has not, --checkpoint-every later; the metrics of rank 0 know of it."""
-    known = []
-    monkeypatch.setattr(Metrics, "saved_late", lambda self, *args: known.append(args))
+    known = newest(monkeypatch)
     monkeypatch.setattr(saves, "BEGIN_S", 0.0)
 
     def newer_state(folder):
@@ -89,54 +99,7 @@ def test_after_one_that_has_failed_the_life_saves_at_once(
     assert run("--steps", "25") == 0
     saver.join(30)
     assert len(own) == 1 + fails and own[-1] == 25
-    assert [step for step, _ in known] == ([] if fails else [3])
-
-
-def test_a_ledger_that_is_read_late_makes_no_save_due(left):
-    """The disk has hung for so long that the life has begun a save meanwhile."""
-    its = saves.Saves.__new__(saves.Saves)
-    its._origin = SimpleNamespace(config=SimpleNamespace(run_dir=str(left)))
-    its._saved_at = 7.0
-    its._look(5.0)
-    assert its._saved_at == 7.0
-    its._look(7.0)
-    assert its._saved_at < 7.0
-
-
-def test_a_long_life_hands_over_as_often_as_it_is_asked(
-    run, left, own, saver, tmp_path, monkeypatch
-):
-    """It tidies up meanwhile, and its metrics say what is saved, as if it had saved by itself."""
-    newer_state, handed, known, begun = late.newer_state, [], [], []
-    monkeypatch.setattr(Metrics, "saved_late", lambda self, *args: known.append((saver.got, *args)))
-    monkeypatch.setattr(Tidier, "begin", lambda self: begun.append(saver.got))
-
-    def twice(folder):
-        Ledger(left).event("checkpoint", 1, step=3, name=NAME, write_s=1.0)
-        for _ in range(2):
-            assert newer_state(folder)
-            handed.append(snapshot.read(saver.path).step)
-        time.sleep(0.3)
-        return True
-
-    monkeypatch.setattr(late, "newer_state", twice)
-    assert run("--steps", "25") == 0
-    saver.join(30)
-    assert 3 < handed[0] < handed[1] and own == [25]
-    assert known[0][:2] == (None, 3) and begun.count(None) == 3
-
-
-def test_where_no_late_save_is_no_step_looks_for_one(run, left, pod, monkeypatch):
-    """It would be a file a step."""
-    looks, in_progress = [], late.in_progress
-
-    def noting(folder):
-        looks.append(folder)
-        return in_progress(folder)
-
-    monkeypatch.setattr(late, "in_progress", noting)
-    lose_a_peer(run, "--steps", "9")
-    assert looks == [pod]
+    assert known == ([] if fails else [3])
 
 
 def test_beside_one_that_may_hang_as_the_one_before_the_life_saves_by_itself(
@@ -202,14 +165,16 @@ def test_a_save_that_comes_further_has_not_hung(pod, monkeypatch):
         assert late.in_progress(pod) == NAME
         time.sleep(0.3)
         assert late.in_progress(pod) is None
+        with pytest.raises(BlockingIOError), late.saving(pod):
+            pass  # another pod may try
     assert not any(it.name == "note" for it in threading.enumerate())
 
 
 def test_every_chunk_that_is_written_or_read_back_is_a_beat(save, monkeypatch):
     """A save of so many has no other sign of life."""
-    written, write_all = [], store.write_all
-    monkeypatch.setattr(store, "CHUNK_BYTES", 4096)
-    monkeypatch.setattr(store, "write_all", lambda *args: (written.append(1), write_all(*args)))
+    written, write_all = [], shard.write_all
+    monkeypatch.setattr(shard, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(shard, "write_all", lambda *args: (written.append(1), write_all(*args)))
     before = pulse.beats()
     assert save() == [NAME] and len(written) > 9
     assert pulse.beats() - before == 2 * len(written)

@@ -1,6 +1,5 @@
 """The launcher before torchrun begins, and the worker's way out."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -10,40 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from support import ledgers
 from support.forked import LAUNCH as forked_launch
-from support.launchers import until
 from support.pod_env import ENV
+from support.waiting import until
 
-from gptddp.config import Config
-from gptddp.run.in_force import is_finished
-
-
-def test_the_marker_of_the_finished_run_counts_for_what_is_asked(tmp_path):
-    """Finished means: no more steps are wanted, and no more time; the rest is the run's own."""
-    marker = tmp_path / "finished.json"
-    config = Config(run_dir=str(tmp_path))
-    assert not is_finished(config)
-    for torn in ("", "{", "[]", "{}", '{"step": null, "steps": 1}'):
-        marker.write_text(torn)
-        assert not is_finished(config)
-    marker.write_text(json.dumps({"step": 40, "steps": 40}))
-    assert is_finished(config) and is_finished(dataclasses.replace(config, steps=40))
-    assert not is_finished(dataclasses.replace(config, steps=41))
-    marker.write_text(json.dumps({"step": 30, "steps": 40, "max_time": 5.0}))
-    assert is_finished(dataclasses.replace(config, max_time=5.0))
-    assert not is_finished(dataclasses.replace(config, max_time=6.0)) and is_finished(config)
-    assert not is_finished(dataclasses.replace(config, max_time=0.0))
-    marker.write_text(json.dumps({"step": 40, "steps": 40, "max_time": 5.0}))
-    assert not is_finished(dataclasses.replace(config, steps=41, max_time=5.0))
-    wanted = {"steps": 40, "max_tokens": 900, "max_time": 5.0}
-    marker.write_text(json.dumps({"step": 30, "tokens": 910, "train_s": 4.0} | wanted))
-    assert is_finished(config) and is_finished(dataclasses.replace(config, max_tokens=905))
-    assert not is_finished(dataclasses.replace(config, max_tokens=911))
-    assert not is_finished(dataclasses.replace(config, max_tokens=0))
-    assert is_finished(dataclasses.replace(config, max_tokens=0, max_time=4.0))
-    for foreign in ({"tokens": "x"}, {"train_s": None}, {"steps": 0}, {"max_tokens": [1]}):
-        marker.write_text(json.dumps({"step": 30, "tokens": 1, "train_s": 1.0} | wanted | foreign))
-        assert not is_finished(config)
+import gptddp
+from gptddp.launch import worker_script
 
 
 @pytest.fixture
@@ -69,42 +41,29 @@ LAUNCH = "import runpy; runpy.run_module('gptddp.launch', run_name='__main__')"
 EARLY = "import sys; sys.modules['torch'] = None; " + LAUNCH
 
 
+STOP = {"event": "stop", "step": 5, "cause": "steps"}
+
+
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("args", "run", "code", "words"),
     [
-        (["--step", "3"], "unknown option '--step'"),
-        (["--batch", "10", "--lanes", "4"], "batch 10 is not divisible by lanes 4"),
-        (["--lanes", "3", "--batch", "3"], "4 workers but only 3 lanes"),
+        (["--step", "3"], [], 2, "unknown option '--step'"),
+        (["--batch", "10", "--lanes", "4"], [], 2, "batch 10 is not divisible by lanes 4"),
+        (["--lanes", "3", "--batch", "3"], [], 2, "4 workers but only 3 lanes"),
+        # those of the preset would be too many or too few
+        ([], [{"lanes": 3, "batch": 3}], 2, "4 workers but only 3 lanes"),
+        (["--steps", "5"], [{"steps": 5}, STOP], 0, "is finished"),
+        (["--steps", "5", "--lr", "1"], [{"steps": 5, "lr": 2.0}, STOP], 2, "no step is left"),
+        ([], [], 200, "Traceback"),  # torch: what nobody expected may be retried
     ],
 )
-def test_a_mistake_ends_with_2_before_the_rendezvous(python, args, message):
-    """One line on stderr says what is wrong."""
-    code, out, err = ended(python(EARLY, *args, env=ENV))
-    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
-
-
-def test_the_lanes_of_a_run_that_is_continued_are_its_own(python, tmp_path):
-    """They are not given again, and those of the preset would be too many or too few."""
-    (tmp_path / "config.json").write_text('{"config": {"lanes": 3, "batch": 3}}')
-    code, _, err = ended(python(EARLY, "--run-dir", str(tmp_path), env=ENV))
-    assert code == 2 and "4 workers but only 3 lanes" in err
-
-
-def test_a_finished_run_of_another_configuration_is_not_this_one(tmp_path):
-    """Else a job of another seed would succeed without a step; open fields are the run's own."""
-    (tmp_path / "finished.json").write_text('{"step": 40, "steps": 40}')
-    (tmp_path / "config.json").write_text('{"config": {"seed": 7, "seq_len": 64, "lr": 0.1}}')
-    config = Config(run_dir=str(tmp_path), seed=7)
-    assert is_finished(config) and is_finished(dataclasses.replace(config, seq_len=64, lr=0.2))
-    assert not is_finished(dataclasses.replace(config, seed=8))
-    assert not is_finished(dataclasses.replace(config, seq_len=128))
-
-
-def test_a_finished_run_ends_with_0_before_the_rendezvous(python, tmp_path):
-    """A pod that is started again at the end of the job leaves at once."""
-    (tmp_path / "finished.json").write_text('{"step": 5, "steps": 5}')
-    code, out, err = ended(python(EARLY, "--run-dir", str(tmp_path), "--steps", "5", env=ENV))
-    assert (code, out) == (0, "") and "is finished" in err
+def test_what_ends_a_pod_before_the_rendezvous(python, tmp_path, args, run, code, words):
+    """One line on stderr says what is wrong, or that the run is finished; without torch even."""
+    if run:
+        ledgers.begun(tmp_path, *run)
+    found, out, err = ended(python(EARLY, "--run-dir", str(tmp_path), *args, env=ENV))
+    assert (found, out) == (code, "") and words in err
+    assert err.count("\n") == 1 or code == 200
 
 
 def test_help_is_printed(python):
@@ -122,20 +81,15 @@ def test_the_launcher_does_not_start_on_another_torch(python):
     assert (code, out) == (2, "") and "dynamic_rendezvous._delay" in err and err.count("\n") == 1
 
 
-def test_what_nobody_expected_may_be_retried(python):
-    """A failure of the launcher itself ends with a traceback and a code above 127."""
-    code, _, err = ended(python(EARLY, env=ENV))
-    assert code == 200 and "Traceback" in err
-
-
 def test_sigterm_ends_it_while_it_imports(python):
     """Long before torchrun has handlers of its own, the exit code is 143."""
     pod = python(LAUNCH, env=ENV)
     status, wanted = Path(f"/proc/{pod.pid}/status"), 1 << (signal.SIGTERM - 1)
-    end = time.monotonic() + 30
-    while not int(status.read_text().split("SigCgt:")[1].split()[0], 16) & wanted:
-        assert time.monotonic() < end
-        time.sleep(0.005)
+
+    def caught() -> int:
+        return int(status.read_text().split("SigCgt:")[1].split()[0], 16)
+
+    until(lambda: caught() & wanted, poll_s=0.005)
     pod.terminate()
     assert ended(pod)[0] == 143
 
@@ -147,10 +101,10 @@ def test_a_launcher_that_waits_for_its_peers_says_that_it_is_alive(forked, tmp_p
     os.utime(file, times=(0, 0))  # as a launcher before this one may have left it
     env = os.environ | ENV | {"PET_RDZV_ENDPOINT": "127.0.0.1:9", "GPTDDP_ALIVE": str(file)}
     pod = forked(forked_launch, "--run-dir", str(tmp_path), env=env)
-    until("its first sign of life", lambda: file.exists() and file.stat().st_mtime)
+    until(lambda: file.exists() and file.stat().st_mtime, "its first sign of life")
     first = file.stat().st_mtime
     assert abs(first - time.time()) < 30
-    until("the next one", lambda: first < file.stat().st_mtime < time.time() + 1)
+    until(lambda: first < file.stat().st_mtime < time.time() + 1, "the next one")
     trains = (
         "from gptddp.launch.launcher import Launcher, Path; it = Launcher(); "
         "it.verdict = Path('/none'); it.raise_if_over(joining=False)"
@@ -204,3 +158,23 @@ sys.exit(7)
 """
     found, out, err = ended(python(script))
     assert found == code and err.endswith(message) and ("late" in out) == (code == 7)
+
+
+def test_a_trainer_that_cannot_be_imported_ends_the_job_in_its_third_life(
+    tmp_path, monkeypatch, capsys
+):
+    """Exit code 5 with the error, as for any other of own code; torchrun would try it for ever."""
+    monkeypatch.setenv("GPTDDP_VERDICT", str(tmp_path / "verdict.json"))
+    monkeypatch.setenv("POD_NAME", "demo-worker-0")
+    monkeypatch.delattr(gptddp, "train", raising=False)
+    monkeypatch.setitem(sys.modules, "gptddp.train", None)
+    for life in range(2):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(life))
+        with pytest.raises(ImportError):  # which `run` prints
+            worker_script.main()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert worker_script.main() == 5
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert verdict["code"] == 5 and verdict["rank"] == 0
+    assert "failed in 3 lives" in verdict["message"] and "gptddp.train" in verdict["message"]
+    assert "Traceback" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 import gptddp
 from gptddp.distributed import torch_private
 from gptddp.distributed.peers import is_lost_peer
-from gptddp.distributed.torch_private import LAUNCHER, TRAINER
+from gptddp.distributed.torch_private import LAUNCHER, TRAINER, VERIFIED
 from gptddp.errors import ConfigError
 
 PRIVATE = Path(torch_private.__file__).parent
@@ -97,24 +97,25 @@ def test_what_is_missing_or_has_changed_is_told_at_the_start(monkeypatch, name, 
     assert (
         f"torch {torch.__version__} " if torchs else f"Python {sys.version.split()[0]} "
     ) in message
-    assert ("install torch 2.13" if torchs else "use one of Python 3.11 to 3.14") in message
+    assert (f"install torch {VERIFIED}" if torchs else "use one of Python 3.11 to 3.14") in message
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "value",
     [
-        ("_set_pg_timeout", lambda timeout: None),  # one parameter less
-        ("_set_pg_timeout", lambda group, timeout: None),  # another order
-        ("_set_pg_timeout", lambda timeout, group, force: None),  # one more that must be given
-        ("_set_pg_timeout", lambda timeout, backend=None, group=None: None),  # one in between
-        ("_set_pg_timeout", lambda *, timeout, group: None),  # no longer by position
-        ("_set_pg_timeout", lambda timeout, group, /: None),  # no longer by name
+        lambda state: None,  # one parameter less
+        lambda settings, state: None,  # another order
+        lambda state, settings, force: None,  # one more that must be given
+        lambda state, backend=None, settings=None: None,  # one in between
+        lambda *, state, settings: None,  # no longer by position
+        lambda state, settings, /: None,  # no longer by name
     ],
 )
-def test_another_signature_is_not_what_was_read(monkeypatch, name, value):
+def test_another_signature_is_not_what_was_read(monkeypatch, value):
     """A call that would fail in the middle of a run is refused at the start."""
-    monkeypatch.setattr(torch.distributed.distributed_c10d, name, value)
-    assert f"{name} that is not called with (timeout, group)" in refused(TRAINER)
+    name = "_remove_participant_epilogue"
+    monkeypatch.setattr(dynamic_rendezvous, name, value)
+    assert f"{name} that is not called with (state, settings)" in refused(LAUNCHER)
 
 
 def test_a_new_field_of_the_state_is_refused(monkeypatch):
@@ -138,13 +139,13 @@ def test_what_only_an_instance_has_is_looked_for_too():
 def test_a_trainer_without_the_launcher_checks_its_half(tmp_path):
     """Exit code 2 and one line, which torchrun does not try again for ever to mend."""
     code = (
-        "import sys, torch.distributed.distributed_c10d as c10d; del c10d._set_pg_timeout; "
+        "import sys, torch.distributed.distributed_c10d as c10d; del c10d._get_default_store; "
         "from gptddp.train import main; sys.exit(main(sys.argv[1:]))"
     )
     trainer = fork(code, "--data", "x", "--run-dir", "y", stderr=tmp_path / "err")
     assert trainer.wait(60) == 2
     (line,) = (tmp_path / "err").read_text().splitlines()
-    assert "has no torch.distributed.distributed_c10d._set_pg_timeout" in line
+    assert "has no torch.distributed.distributed_c10d._get_default_store" in line
 
 
 def test_torch_is_capped_below_the_next_minor_version():
@@ -184,3 +185,17 @@ def test_a_lost_peer_is_told_by_the_text_of_its_error(tmp_path, monkeypatch):
         peer.kill()
     assert all(map(is_lost_peer, errors)), errors
     assert not is_lost_peer(RuntimeError("a mistake of ours"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NCCL operation timed out",
+        "NCCL communicator was aborted after a previous error",
+        "NCCL Async Error: remote process exited or there was a network error \nNCCL Last Error: ",
+        "NCCL AllReduce failed: unhandled system error \nNCCL Last Error: ",
+    ],
+)
+def test_what_torch_raises_of_nccl_tells_a_lost_peer_too(text):
+    """Texts that torch 2.15 raises as a plain RuntimeError, as its source has them."""
+    assert is_lost_peer(RuntimeError(text))

@@ -5,70 +5,14 @@ import math
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from gptddp.config import Config, with_preset
 from gptddp.model import optim
-from gptddp.model.gpt import GPT, build
-from gptddp.model.loss import IGNORE, linear_cross_entropy
+from gptddp.model.gpt import build
 from gptddp.model.schedule import lr_at
 
 CPU = torch.device("cpu")
 TINY = with_preset(Config(n_layer=2, n_embd=32, seq_len=16, precision="fp32"), accelerator=False)
-
-
-@pytest.mark.parametrize("n", [1, 511, 512, 1300])
-def test_the_chunked_loss_and_its_gradients_are_the_plain_ones(n):
-    """Loss and both gradients agree with F.cross_entropy in double precision, padding included."""
-    torch.manual_seed(n)
-    h, w = torch.randn(n, 24), torch.randn(70, 24)
-    y = torch.randint(0, 70, (n,))
-    y[1::7] = IGNORE
-    ours = [t.clone().requires_grad_() for t in (h, w)]
-    plain = [t.double().requires_grad_() for t in (h, w)]
-    loss = linear_cross_entropy(*ours, y)
-    (loss * 0.25).backward()
-    expected = F.cross_entropy(plain[0] @ plain[1].t(), y, ignore_index=IGNORE, reduction="sum")
-    (expected * 0.25).backward()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-    for a, b in zip(ours, plain, strict=True):
-        assert (a.grad - b.grad).norm() <= 1e-5 * b.grad.norm()
-
-
-def test_a_micro_batch_without_a_target_has_no_loss_and_no_gradient():
-    """All targets ignored: zero, not NaN."""
-    h = torch.randn(5, 8, requires_grad=True)
-    loss = linear_cross_entropy(h, torch.randn(9, 8), torch.full((5,), IGNORE))
-    loss.backward()
-    assert loss.item() == 0 and h.grad.abs().max() == 0
-
-
-def test_the_loss_of_the_model_is_that_of_its_logits():
-    """The training path (chunked loss) and the evaluation path (logits) agree."""
-    net = build(TINY, 100, CPU)
-    x = torch.randint(0, 100, (3, 16))
-    y = torch.randint(0, 100, (3, 16))
-    y[0, 8:] = IGNORE
-    logits = net(x).flatten(0, 1)
-    expected = F.cross_entropy(logits, y.flatten(), ignore_index=IGNORE, reduction="sum")
-    assert net(x, y).item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_a_token_does_not_see_the_tokens_after_it():
-    """Changing the last input changes no earlier output."""
-    net = build(TINY, 100, CPU)
-    x = torch.randint(0, 100, (1, 16))
-    changed = x.clone()
-    changed[0, -1] = (x[0, -1] + 1) % 100
-    a, b = net(x), net(changed)
-    assert torch.equal(a[0, :-1], b[0, :-1]) and not torch.equal(a[0, -1], b[0, -1])
-
-
-def test_the_gpt2_preset_has_124_million_parameters():
-    """The shape is the published one (50257 tokens, padded to a multiple of 64)."""
-    c = with_preset(Config(preset="gpt2"), accelerator=True)
-    one, two = (GPT(dataclasses.replace(c, n_layer=n), 50257).n_params() for n in (1, 2))
-    assert one + 11 * (two - one) == 124_439_808 + 47 * 768
 
 
 def test_the_seed_alone_decides_the_weights():
@@ -80,16 +24,6 @@ def test_the_seed_alone_decides_the_weights():
     for a, b, c in zip(first.parameters(), second.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
         assert a.dim() < 2 or not torch.equal(a, c)
-
-
-def test_only_matrices_decay():
-    """Biases and LayerNorm weights are in the group without weight decay."""
-    net = build(TINY, 100, CPU)
-    decayed, plain = optim.build(net, TINY).param_groups
-    assert decayed["weight_decay"] == TINY.weight_decay and plain["weight_decay"] == 0
-    assert all(p.dim() >= 2 for p in decayed["params"])
-    assert all(p.dim() == 1 for p in plain["params"])
-    assert len(decayed["params"]) + len(plain["params"]) == len(list(net.parameters()))
 
 
 def test_the_state_is_complete_before_the_first_step():

@@ -1,19 +1,14 @@
 """Attention and positions within a document (`mask=document`), against the document alone."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
-from support.loaders import Bytes, corpus, open_loader
-from support.toy import SMALL
+from support.loaders import Bytes
 
-from gptddp import train
 from gptddp.config import Config, with_preset
 from gptddp.data.packing import IDS, documents_of, pack
 from gptddp.model.gpt import build
 from gptddp.model.micro_batches import micro_batches
-from gptddp.run.history import history
 
 CPU, T = torch.device("cpu"), 48
 MASKED = with_preset(
@@ -50,38 +45,3 @@ def test_a_document_in_a_row_has_the_logits_of_the_document_alone(how):
             np.testing.assert_allclose(logits[i, mine], alone, rtol=1e-4, atol=1e-5)
             compared += 1
     assert compared > len(rows)  # rows of several documents are among them
-
-
-def test_without_the_mask_documents_of_a_row_do_see_each_other():
-    """The default is plain causal attention with positions that count through the row."""
-    plain = dataclasses.replace(MASKED, mask="none")
-    net, rows = build(plain, 257, CPU).eval(), packed("best-fit")
-    assert all(p is None for _, _, p in micro_batches(rows.tokens, rows.valid, 256, plain, CPU))
-    later = documents_of(rows.tokens, rows.valid, Bytes.bos)[0] > 0
-    assert np.abs(logits_of(net, rows) - logits_of(net, rows, plain))[later].max() > 1e-3
-
-
-def test_a_batch_says_where_its_documents_are():
-    """Segments and positions of a batch are those of its rows, int32 (rows, T)."""
-    with open_loader(corpus()) as loader:
-        batch = loader.next()
-    segments, positions = documents_of(batch.tokens, batch.valid, Bytes.bos)
-    assert np.array_equal(batch.segments, segments) and batch.segments.dtype == np.int32
-    assert np.array_equal(batch.positions, positions) and batch.positions.dtype == np.int32
-    assert batch.positions.shape == batch.valid.shape and batch.segments.max() > 0
-
-
-def test_a_masked_run_learns_and_is_continued_with_its_own_packing_only(
-    corpus, tmp_path, train_here, capfd
-):
-    """pack and mask belong to the run: left out they are kept, others are refused by name."""
-    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--lr", "1e-2"]
-    own = ["--pack", "concat", "--mask", "document"]
-    assert train.main([*flags, *own, "--steps", "20"]) == 0
-    assert train.main([*flags, "--steps", "21"]) == 0
-    losses = [line["loss"] for line in history(tmp_path / "run")]
-    assert len(losses) == 21 and losses[-1] < losses[0] - 0.3
-    capfd.readouterr()
-    assert train.main([*flags, "--pack", "best-fit", "--mask", "none", "--steps", "22"]) == 2
-    said = capfd.readouterr().err
-    assert "pack: concat -> best-fit; mask: document -> none" in said and "--pack" in said

@@ -1,14 +1,11 @@
 """Rows on their way to the model: in slots, and hashed again in one step of ten."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 from support.loaders import LANES, SEQ_LEN, corpus, open_loader
 
 from gptddp.config import Config, with_preset
-from gptddp.data.lanes import key
 from gptddp.model.micro_batches import LOOK_EVERY, of_step
 
 C = with_preset(
@@ -43,16 +40,6 @@ def test_no_two_parts_of_a_run_have_the_same_dropout(batch):
     later = of_step(batch, 3, 5, C, torch.device("cpu"))  # as a rank whose first slot is 5
     mine = [it for it in parts(batch, 3) if it.slot == 5]
     assert [next(later).seed(C, 3) for _ in mine] == [it.seed(C, 3) for it in mine]
-
-
-def test_a_run_of_0_1_0_has_its_parts_and_dropout_as_before(batch):
-    """A rank's rows are one, whose parts may have rows of two lanes; the seed is of the first."""
-    c = dataclasses.replace(C, pack="best-fit-0.1", reduce="fast", micro_batch=5)
-    found = list(of_step(batch, 10, 2, c, torch.device("cpu")))  # whose first lane is 2
-    assert [len(it.x) for it in found] == [5] * (3 * LANES // 5) + [3 * LANES % 5]
-    assert [it.ends_step for it in found] == [False] * (len(found) - 1) + [True]
-    seeds = [key(1, 10, 2 + 5 * i // 3) for i in range(len(found))]
-    assert [it.seed(c, 10) for it in found] == seeds
 
 
 @pytest.mark.parametrize("what", ["input", "target", "order"])

@@ -10,7 +10,7 @@ from torch import Tensor
 from gptddp.config import Config, with_preset
 from gptddp.model import optim
 from gptddp.model.gpt import build
-from gptddp.model.orthogonal import orthogonal
+from gptddp.model.muon import orthogonal
 from gptddp.run.progress import Progress
 
 CPU, VOCAB, T, WIDTH = torch.device("cpu"), 128, 20, 48
@@ -109,20 +109,6 @@ def test_the_first_weights_have_the_sizes_of_the_trainer():
             assert abs(mean) < 0.05 * wanted
             if wanted == uniform:
                 assert p.abs().max() <= math.sqrt(3) * uniform
-
-
-def test_the_preset_is_the_trainer_at_its_depth_of_8():
-    """Its constants, each as that trainer has it."""
-    c = with_preset(Config(preset="autoresearch"), accelerator=True)
-    shape = c.n_layer, c.n_embd, c.n_head, c.kv_heads, c.seq_len, c.windows, c.softcap
-    assert shape == (8, 512, 4, 4, 2048, "SSSL", 15.0)
-    assert c.batch * c.seq_len == 2**19 and c.eval_tokens == 40 * 524288
-    assert (c.optimizer, c.lr, c.weight_decay, c.betas) == ("autoresearch", 0.04, 0.2, (0.8, 0.95))
-    schedule = c.schedule, c.warmup_steps, c.warmdown, c.final_lr, c.grad_clip
-    assert schedule == ("wsd", 0, 0.5, 0.0, 0.0)
-    parts = c.norm, c.positions, c.activation, c.qk_norm, c.head, c.extras, c.dropout, c.mask
-    assert parts[:4] == ("rmsnorm", "rope", "relu2", "rmsnorm")
-    assert parts[4:] == ("untied", "autoresearch", 0.0, "none")
 
 
 class Adam:

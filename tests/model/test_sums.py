@@ -151,16 +151,6 @@ def test_a_grid_that_does_not_fit_is_made_anew(world, exponents):
     assert passes == 1 and torch.equal(same, wanted)
 
 
-def test_gradients_that_grow_at_once_stay_exact(world):
-    """A hundred thousand times the largest of the step before: no whole number is beyond 2**53."""
-    gradients = normal()
-    _, _, sums = summed(world, gradients)
-    sums.settle()
-    large = 1e5 * gradients
-    found, passes, _ = summed(world, large, int(sums.tensors()["sums.exponents"]))
-    assert passes == 2 and torch.equal(found, summed(world, large)[0])
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_gradient_that_is_no_number_reaches_the_sum(world, value):
     """It is not done again, the grids stay as they were, and the step can be skipped."""

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from support.prepared import BYTES, all_texts, child, contents, refused, run, texts
+from support.prepared import BYTES, all_texts, contents, refused, run, texts
 
-from gptddp.data.dataset import open_dataset
+from gptddp.data.tokenizer import byte_tokenizer
 from gptddp.prepare import shard_writer
 from gptddp.prepare.build import prepare, unigram_entropy_nats
-from gptddp.prepare.progress_bar import ProgressBar
+from gptddp.prepare.phases import Phases
 from gptddp.prepare.recipe import Settings, default_vocab_size
 from gptddp.prepare.shard_writer import ShardWriter
 
@@ -44,7 +44,8 @@ def test_command_prints_a_summary_and_what_is_next(books: Path, tmp_path: Path) 
 
 
 def test_tokenizer_and_its_figures(books: Path, tmp_path: Path) -> None:
-    """The trained tokenizer is the dataset's, and the entropy is that of the validation split."""
+    """The trained tokenizer is the dataset's, and the entropy is that of the validation split; one
+    that is given with --tokenizer is copied."""
     dataset = prepare([books], tmp_path / "out", Settings(vocab_size=280, val_fraction=0.2))
     tokenizer, about = dataset.tokenizer(), dataset.manifest["splits"]["val"]
     ids = np.concatenate([tokenizer.encoder()(text) for text in texts(dataset, "val")])
@@ -56,6 +57,10 @@ def test_tokenizer_and_its_figures(books: Path, tmp_path: Path) -> None:
     assert about["unigram_entropy_nats"] == pytest.approx(-(share * np.log(share)).sum(), abs=1e-5)
     assert unigram_entropy_nats(np.array([3, 0, 3])) == pytest.approx(np.log(2))
     assert str(unigram_entropy_nats(np.array([0, 7]))) == "0.0"
+    file = tmp_path / "out" / "tokenizer.json"
+    given = prepare([books], tmp_path / "two", Settings(tokenizer=str(file)))
+    assert (tmp_path / "two" / "tokenizer.json").read_bytes() == file.read_bytes()
+    assert given.tokenizer().vocab_size == 280
 
 
 def test_shards_are_written_for_lanes(tmp_path: Path) -> None:
@@ -78,31 +83,14 @@ def test_large_row_groups_and_shards_are_cut_by_bytes(
     """A row group ends before its limit of text bytes, and a shard after its own."""
     monkeypatch.setattr(shard_writer, "_ROW_GROUP_BYTES", 1000)
     monkeypatch.setattr(shard_writer, "_SHARD_BYTES", 3000)
-    with ShardWriter(tmp_path, "train", 1024) as writer:
+    with ShardWriter(tmp_path, "train", 1024, byte_tokenizer()) as writer:
         for n in range(20):
             writer.add(b"%03d" % n * 100)
         writer.add(b"long" * 1000)
         about = writer.close()
     assert [len(file["row_groups"]) for file in about["files"]] == [4, 4]
-    assert about["files"][0]["row_groups"] == [[3, 900]] * 4
+    assert about["files"][0]["row_groups"] == [[3, 900, 903]] * 4
     assert about["documents"] == 21 and about["text_bytes"] == 10_000
-
-
-def test_given_tokenizer_is_copied(books: Path, tmp_path: Path) -> None:
-    """--tokenizer FILE puts that very file into the dataset."""
-    prepare([books], tmp_path / "one", Settings(vocab_size=280))
-    file = tmp_path / "one" / "tokenizer.json"
-    result = run(books, "--tokenizer", file, "--out", tmp_path / "two")
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "two" / "tokenizer.json").read_bytes() == file.read_bytes()
-    assert open_dataset(tmp_path / "two").tokenizer().vocab_size == 280
-
-
-def test_same_input_gives_the_same_bytes(books: Path, tmp_path: Path) -> None:
-    """Twice the same sources, in another process with other hashing: every byte is the same."""
-    prepare([books], tmp_path / "one", Settings(vocab_size=300))
-    child(f"prepare([{str(books)!r}], {str(tmp_path / 'two')!r}, Settings(vocab_size=300))")
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
 def test_order_follows_content_and_seed_only(books: Path, tmp_path: Path) -> None:
@@ -133,42 +121,19 @@ def test_prepared_is_prepared(books: Path, tmp_path: Path) -> None:
     assert contents(out) == before
 
 
-def test_what_version_0_1_0_has_prepared_is_prepared(books: Path, tmp_path: Path) -> None:
-    """Its manifest says less, and is known as the same; new options are differences."""
-    prepare([books], tmp_path / "out", BYTES)
-    file = tmp_path / "out" / "dataset.json"
-    manifest = json.loads(file.read_text())
-    for name in ("read", "left_out", "bad_records"):
-        del manifest[name]
-    for name in ("keep_copies", "on_bad", "max_bad"):
-        del manifest["settings"][name]
-    del manifest["sources"]["val_files"]
-    file.write_text(json.dumps({**manifest, "gptddp": "0.1.0"}))
-    result = run(books, "--tokenizer", "bytes", "--out", tmp_path / "out")
-    assert result.exit_code == 0 and "already prepared" in result.stderr, result.output
-    assert result.stdout.startswith("documents   39 train, 1 validation")
-    result = run(books, "--tokenizer", "bytes", "--keep-copies", "--out", tmp_path / "out")
-    refused(result, "--keep-copies False -> True")
-
-
 def test_default_vocabulary_follows_the_text() -> None:
     """A few megabytes, a demo and a real corpus get different vocabularies."""
     assert [default_vocab_size(n) for n in (10**6, 10**8, 10**10)] == [2048, 4096, 32768]
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_rewrites_one_line_on_a_terminal_only() -> None:
-    """A terminal gets a moving line that is wiped at the end, a log a line a phase."""
-    terminal, log = _Terminal(), io.StringIO()
-    for stream in (terminal, log):
-        with ProgressBar(stream) as bar:
-            bar.begin("reading", total=10)
-            time.sleep(0.11)
-            bar.advance(5)
-            bar.say("a fact")
-    assert "reading  50 % [####" in terminal.getvalue() and terminal.getvalue().endswith("\x1b[K")
-    assert log.getvalue() == "reading\na fact\n"
+def test_a_long_phase_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line where it begins, and one every ten seconds; what is said between counts."""
+    now, stream = iter(range(0, 100, 6)), io.StringIO()
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    said = Phases(stream)
+    said.begin("reading", total=10)
+    for _ in range(3):
+        said.advance(2)
+    said.say("a fact")
+    said.advance(2)
+    assert stream.getvalue() == "reading\nreading  40 %\na fact\n"

@@ -4,7 +4,6 @@ import errno
 import gzip
 import json
 import random
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +13,6 @@ from support.prepared import BYTES, all_texts, contents, refused, run
 
 from gptddp.data.dataset import open_dataset
 from gptddp.prepare import sources
-from gptddp.prepare.bad_records import BadRecords
 from gptddp.prepare.build import prepare
 
 BAD = ["not json", '["a"]', '{"body": "b"}', '{"text": 5}', '{"text": "cut']
@@ -41,7 +39,7 @@ def test_a_bad_record_ends_it_and_finished_files_are_kept(
     """File, line, reason and fix; the same command goes on behind the files that are done."""
     out = tmp_path / "out"
     result = run(books, lines, "--out", out, "--tokenizer", "bytes")
-    refused(result, "x.jsonl:10: not valid JSON", "mend or remove the line", "--on-bad skip")
+    refused(result, "x.jsonl:10: not valid JSON", "mend or remove the line", "higher --max-bad")
     assert f"40 files that have been read are kept in {out}/.prepare" in result.stderr
     lines.write_text("\n".join(row for row in lines.read_text().splitlines() if row not in BAD))
     result = run(books, lines, "--out", out, "--tokenizer", "bytes")
@@ -53,7 +51,7 @@ def test_a_bad_record_ends_it_and_finished_files_are_kept(
 def test_skipped_records_are_listed_and_counted(lines: Path, tmp_path: Path) -> None:
     """Each with file, line and reason, in a file of the dataset."""
     out = tmp_path / "out"
-    result = run(lines, "--on-bad", "skip", "--out", out, "--tokenizer", "bytes")
+    result = run(lines, "--max-bad", 100, "--out", out, "--tokenizer", "bytes")
     assert result.exit_code == 0, result.output
     assert all_texts(open_dataset(out)) == sorted(f"number {n}" for n in range(45))
     assert [(bad["file"], bad["line"]) for bad in listed(out)] == [
@@ -63,69 +61,54 @@ def test_skipped_records_are_listed_and_counted(lines: Path, tmp_path: Path) -> 
     for bad, reason in zip(listed(out), reasons, strict=True):
         assert reason in bad["reason"]
     assert "bad         5 records, see bad.jsonl" in result.stdout
-    again = run(lines, "--on-bad", "skip", "--max-bad", 7, "--out", out, "--tokenizer", "bytes")
+    again = run(lines, "--max-bad", 7, "--out", out, "--tokenizer", "bytes")
     assert "already prepared" in again.stderr  # the limit decides nothing
     again = run(lines, "--out", out, "--tokenizer", "bytes")
-    refused(again, "made otherwise: --on-bad skip -> fail")
+    refused(again, "made otherwise: --max-bad 100 -> 0")
 
 
 def test_the_limit_holds_for_all_files_together(lines: Path, books: Path, tmp_path: Path) -> None:
-    """One more than --max-bad ends it, with what to do; the list so far stays to be read."""
+    """One more than --max-bad ends it, with what to do; the list so far stays to be read. What was
+    skipped is not taken over where less may be skipped."""
     out, other = tmp_path / "out", tmp_path / "y.jsonl"
     other.write_text("bad\n")
-    args = [books, lines, other, "--on-bad", "skip", "--tokenizer", "bytes", "--out", out]
+    args = [books, lines, other, "--tokenizer", "bytes", "--out", out]
     result = run(*args, "--max-bad", 5)
-    refused(result, "y.jsonl:1: not valid JSON", "bad record 6", "--max-bad is 5", "raise")
-    assert len(listed(out / ".prepare")) == 6
+    refused(result, "y.jsonl:1: not valid JSON", "higher --max-bad (as 5 others")
+    assert len(listed(out / ".prepare")) == 5
     assert run(*args, "--max-bad", 6).exit_code == 0
     assert [Path(bad["file"]).name for bad in listed(out)] == ["x.jsonl"] * 5 + ["y.jsonl"]
     assert run(*args[:-1], tmp_path / "whole", "--max-bad", 6).exit_code == 0
     assert contents(out) == contents(tmp_path / "whole")
-
-
-def test_it_is_not_gone_on_from_another_policy(lines: Path, books: Path, tmp_path: Path) -> None:
-    """What was skipped is not taken over where nothing may be skipped, or less."""
-    out, other = tmp_path / "out", tmp_path / "y.jsonl"
-    other.write_text("bad\n")
-    args = [lines, other, "--tokenizer", "bytes", "--out", out]
-    refused(run(*args, "--on-bad", "skip", "--max-bad", 5), "bad record 6")
-    refused(run(*args), "starting again: --on-bad skip -> fail", "x.jsonl:10: not valid JSON")
-    refused(run(*args, "--on-bad", "skip", "--max-bad", 5), "bad record 6")
-    refused(run(*args, "--on-bad", "skip", "--max-bad", 3), "starting again", "bad record 4")
+    args = [lines, other, "--tokenizer", "bytes", "--out", tmp_path / "less"]
+    refused(run(*args, "--max-bad", 5), "y.jsonl:1")
+    refused(run(*args, "--max-bad", 3), "starting again: --max-bad is 3, and 5", "x.jsonl:40")
 
 
 def test_rows_and_damaged_files_are_records_too(tmp_path: Path) -> None:
-    """A row that is not UTF-8, and the rest of a file that is cut: one record each."""
-    rows = pa.array([b"a", b"\xff", b"b"])
-    pq.write_table(pa.table({"text": rows}), tmp_path / "rows.parquet")
+    """A row that is not UTF-8, and the rest of a file that is cut, compressed text too: one record
+    each."""
+    rows = pa.array([b"a", b"\xff", b"b"]).view(pa.string())  # of a writer that does not look
+    pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet")
     random.seed(0)
     text = b"".join(b'{"text": "%d"}\n' % random.getrandbits(8000) for _ in range(1000))
-    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(text)[:-100])
-    pq.write_table(pa.table({"text": ["c"] * 9}), tmp_path / "cut.parquet")
-    cut = (tmp_path / "cut.parquet").read_bytes()
-    (tmp_path / "cut.parquet").write_bytes(cut[: len(cut) // 2])
-    sources = [tmp_path / name for name in ("rows.parquet", "cut.jsonl.gz", "cut.parquet")]
-    args = ["--on-bad", "skip", "--tokenizer", "bytes", "--out", tmp_path / "out"]
-    assert run(*sources, *args).exit_code == 0
-    row, gz, parquet = listed(tmp_path / "out")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(text)[:-100])
+    pq.write_table(pa.table({"text": ["c"] * 9}), tmp_path / "c.parquet")
+    cut = (tmp_path / "c.parquet").read_bytes()
+    (tmp_path / "c.parquet").write_bytes(cut[: len(cut) // 2])
+    (tmp_path / "d.txt.gz").write_bytes(gzip.compress(random.randbytes(10**6).hex().encode())[:-99])
+    sources = sorted(tmp_path.iterdir())
+    args = ["--tokenizer", "bytes", "--out", tmp_path / "out"]
+    for source in sources[1:]:  # each is refused by itself, too
+        refused(run(source, *args), f"{source.name}", "--exclude, or leave such records out with")
+    assert run(*sources, *args, "--max-bad", 100).exit_code == 0
+    row, gz, parquet, txt = listed(tmp_path / "out")
     assert row["row"] == 2 and "column 'text' is not UTF-8" in row["reason"]
     kept = all_texts(open_dataset(tmp_path / "out"))
     assert len(kept) > 300 and {"a", "b"} < set(kept)
     assert gz["line"] == len(kept) - 2 + 1 and "the rest of the file" in gz["reason"]
     assert parquet["row"] == 1 and "not a readable parquet file" in parquet["reason"]
-
-
-def test_a_text_that_is_cut_is_a_record_too(tmp_path: Path) -> None:
-    """A compressed text is damaged as compressed lines are: refused, or left out and listed."""
-    for name, text in (("a", b"a"), ("b", b"b"), ("c", random.Random(0).randbytes(10**6))):
-        data = gzip.compress(text.hex().encode())
-        (tmp_path / f"{name}.txt.gz").write_bytes(data[:-100] if name == "c" else data)
-    args = [*sorted(tmp_path.iterdir()), "--tokenizer", "bytes", "--out", tmp_path / "out"]
-    refused(run(*args), "c.txt.gz, record 1: damaged", "--exclude", "--on-bad skip")
-    assert run(*args, "--on-bad", "skip").exit_code == 0
-    (bad,) = listed(tmp_path / "out")
-    assert bad["file"].endswith("c.txt.gz") and bad["record"] == 1
-    assert all_texts(open_dataset(tmp_path / "out")) == ["61", "62"]
+    assert txt["record"] == 1 and "damaged" in txt["reason"]
 
 
 def test_an_error_of_the_volume_is_no_bad_record(
@@ -137,52 +120,20 @@ def test_an_error_of_the_volume_is_no_bad_record(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(sources, "lines", broken)
-    result = run(lines, "--on-bad", "skip", "--out", tmp_path / "out")
+    result = run(lines, "--max-bad", 100, "--out", tmp_path / "out")
     refused(result, "cannot read", "x.jsonl: Input/output error")
     (tmp_path / "x.txt").write_text("text")
-    monkeypatch.setattr(sources, "_why_not_text", broken)
-    result = run(tmp_path / "x.txt", "--on-bad", "skip", "--out", tmp_path / "out")
+    monkeypatch.setattr(sources, "_check_text", broken)
+    result = run(tmp_path / "x.txt", "--max-bad", 100, "--out", tmp_path / "out")
     refused(result, "cannot read", "x.txt: Input/output error")
 
 
-def test_a_full_disk_is_not_a_source_that_cannot_be_read(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the list cannot grow, the message is of the output."""
-    real = open
-
-    def full(path: object, *args: object, **how: object) -> object:
-        if str(path).endswith("bad.jsonl"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path, *args, **how)  # type: ignore[call-overload]
-
-    monkeypatch.setattr("builtins.open", full)
-    result = run(lines, "--on-bad", "skip", "--out", tmp_path / "out")
-    refused(result, f"no space left for {tmp_path / 'out'}")
-
-
-def test_without_documents_the_bad_records_are_counted(tmp_path: Path) -> None:
-    """That all of them are bad is why there are none."""
-    (tmp_path / "x.jsonl").write_text("bad\n" * 7)
-    result = run(tmp_path / "x.jsonl", "--on-bad", "skip", "--out", tmp_path / "out")
-    refused(result, "the sources hold 0 documents (dropped: 7 bad records)")
-
-
-def test_many_bad_records_take_no_more_time_each(tmp_path: Path) -> None:
-    """The list of a file grows by a line, whatever its length: 60,000 once took half a minute."""
-    bad = BadRecords(tmp_path, "skip", 10**6, (0, 0))
-    before_s = time.process_time()
-    for number in range(60_000):
-        bad.add("crawl.jsonl", "line", number, "not valid JSON; " * 9, "mend it")
-    bad.save()
-    assert time.process_time() - before_s < 5
-    assert len((tmp_path / "bad.jsonl").read_bytes().splitlines()) == bad.count == 60_000
-
-
 def test_wrong_policies_are_refused(lines: Path, tmp_path: Path) -> None:
-    """A limit without --on-bad skip, and one below zero."""
+    """A limit below zero; where all records are bad, that is why there is no document."""
     out = tmp_path / "out"
-    refused(run(lines, "--max-bad", 5, "--out", out), "--max-bad is 5", "--on-bad skip")
-    refused(run(lines, "--max-bad", -1, "--on-bad", "skip", "--out", out), "a number from 0")
-    refused(run(lines, "--on-bad", "ignore", "--out", out), "'fail', 'skip'")
+    (tmp_path / "y.jsonl").write_text("bad\n" * 7)
+    result = run(tmp_path / "y.jsonl", "--max-bad", 100, "--out", out)
+    refused(result, "the sources hold 0 documents (dropped: 7 bad records)")
+    assert not out.exists()  # there is nothing to go on from
+    refused(run(lines, "--max-bad", -1, "--out", out), "a number from 0")
     refused(run(lines, "--val-fraction", 0.6, "--out", out), "0.5 at most", "--val")

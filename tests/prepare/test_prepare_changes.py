@@ -7,18 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.prepared import BYTES, all_texts, child, contents
+from support.prepared import BYTES, contents
 
 from gptddp.errors import DataError
 from gptddp.prepare.build import prepare
-from gptddp.prepare.progress_bar import ProgressBar
+from gptddp.prepare.phases import Phases
 from gptddp.prepare.recipe import Settings
 
 TEXT = "a line of text é\n" * 150_000  # more than is read at once
 JSONL = "".join(json.dumps({"text": f"{n} " * 60}) + "\n" for n in range(5_000))
 
 
-class Meanwhile(ProgressBar):
+class Meanwhile(Phases):
     """Does something to the file that is being read, when its first document is through."""
 
     def __init__(self, act: Callable[[], object]) -> None:
@@ -45,25 +45,25 @@ def overwrite(data: bytes) -> Callable[[Path], object]:
 
 
 @pytest.mark.parametrize(
-    ("name", "on_bad", "change"),
+    ("name", "max_bad", "change"),
     [
-        ("z.txt", "skip", append(b"more\n")),
-        ("z.txt", "skip", append("é".encode()[:1])),
-        ("z.txt", "skip", lambda path: os.truncate(path, 500_000)),
-        ("z.txt", "skip", lambda path: os.truncate(path, 500_001)),
-        ("z.txt", "skip", overwrite(b"\0")),
-        ("z.txt", "skip", overwrite(b"\xbf")),  # no byte begins a character
-        ("z.txt", "skip", lambda path: os.utime(path, ns=(1, 1))),
-        ("z.jsonl", "skip", append(b'{"text": "half a li')),
-        ("z.jsonl", "fail", append(b'{"text": "half a li')),
-        ("z.jsonl", "skip", append(b'{"text": "a whole line"}\n')),
-        ("z.jsonl", "skip", lambda path: os.truncate(path, 500_000)),
-        ("z.jsonl", "skip", overwrite(b"x" * 999 + b"\n")),
-        ("z.jsonl.gz", "skip", overwrite(b"\0")),
+        ("z.txt", 10**6, append(b"more\n")),
+        ("z.txt", 10**6, append("é".encode()[:1])),
+        ("z.txt", 10**6, lambda path: os.truncate(path, 500_000)),
+        ("z.txt", 10**6, lambda path: os.truncate(path, 500_001)),
+        ("z.txt", 10**6, overwrite(b"\0")),
+        ("z.txt", 10**6, overwrite(b"\xbf")),  # no byte begins a character
+        ("z.txt", 10**6, lambda path: os.utime(path, ns=(1, 1))),
+        ("z.jsonl", 10**6, append(b'{"text": "half a li')),
+        ("z.jsonl", 0, append(b'{"text": "half a li')),
+        ("z.jsonl", 10**6, append(b'{"text": "a whole line"}\n')),
+        ("z.jsonl", 10**6, lambda path: os.truncate(path, 500_000)),
+        ("z.jsonl", 10**6, overwrite(b"x" * 999 + b"\n")),
+        ("z.jsonl.gz", 10**6, overwrite(b"\0")),
     ],
 )
 def test_a_file_that_changes_while_it_is_read_is_refused(
-    tmp_path: Path, name: str, on_bad: str, change: Callable[[Path], object]
+    tmp_path: Path, name: str, max_bad: int, change: Callable[[Path], object]
 ) -> None:
     """Whatever becomes of it: no half of it is taken, no bad record counted, and it is said.
 
@@ -76,11 +76,10 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     file = folder / name
     data = (TEXT if name == "z.txt" else JSONL).encode()
     file.write_bytes(gzip.compress(data, 1) if name.endswith("gz") else data)
-    max_bad = 10**6 if on_bad == "skip" else None
-    settings = Settings(tokenizer="bytes", on_bad=on_bad, max_bad=max_bad)
+    settings = Settings(tokenizer="bytes", max_bad=max_bad)
     with pytest.raises(DataError, match=rf"/{name} has changed since .* run the same command"):
         prepare([folder], out, settings, Meanwhile(lambda: change(file)))
-    journal = (out / ".prepare/read.jsonl").read_text().splitlines()
+    journal = (out / ".prepare/journal.jsonl").read_text().splitlines()
     assert [len(json.loads(line)["files"]) for line in journal[1:]] == [3]
     file.write_text("the new text\n" if name == "z.txt" else '{"text": "the new text\\n"}\n')
     if name.endswith("gz"):
@@ -94,29 +93,6 @@ def test_a_file_that_goes_while_it_is_read_is_named(tmp_path: Path) -> None:
     """It could be read to its end; the dataset would be of a file that nobody has."""
     (tmp_path / "b.txt").write_text("b")
     (tmp_path / "z.txt").write_text(TEXT)
-    bar = Meanwhile((tmp_path / "z.txt").unlink)
+    phases = Meanwhile((tmp_path / "z.txt").unlink)
     with pytest.raises(DataError, match=r"cannot read .*z\.txt: No such file"):
-        prepare([tmp_path / "b.txt", tmp_path / "z.txt"], tmp_path / "out", BYTES, bar)
-
-
-def test_a_small_file_is_opened_once(tmp_path: Path) -> None:
-    """Of many small files, opening them is most of the work; one above 1 MiB is read twice."""
-    folder = tmp_path / "sources"
-    folder.mkdir()
-    large = "line\n" * 300_000
-    texts = {"empty.txt": "", "small.txt": "small", "middle.py": "line\n" * 100_000}
-    for name, text in {**texts, "large.txt": large}.items():
-        (folder / name).write_text(text)
-    result = child(
-        "import sys\n"
-        "def hook(event, args):\n"
-        f"    if event == 'open' and {str(folder)!r} in str(args[0]): print(args[0][-9:])\n"
-        "sys.addaudithook(hook)\n"
-        f"prepare([{str(folder)!r}], {str(tmp_path / 'out')!r}, Settings(tokenizer='bytes'))"
-    )
-    assert result.returncode == 0, result.stderr
-    opened = sorted(result.stdout.split())
-    assert opened == ["empty.txt", "large.txt", "large.txt", "middle.py", "small.txt"]
-    texts["large.txt"] = large
-    pieces = {text[at : at + 65535] for text in texts.values() for at in range(0, len(text), 65535)}
-    assert all_texts(prepare([folder], tmp_path / "out", BYTES)) == sorted(pieces)
+        prepare([tmp_path / "b.txt", tmp_path / "z.txt"], tmp_path / "out", BYTES, phases)

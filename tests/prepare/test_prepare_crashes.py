@@ -4,60 +4,14 @@ import errno
 import json
 import os
 import resource
-import shutil
-import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prepared import child, contents, killing, refused, run
+from support.prepared import child, run
 
-from gptddp.data.dataset import open_dataset
-from gptddp.errors import DataError
 from gptddp.prepare import output
-from gptddp.prepare.build import prepare
-from gptddp.prepare.recipe import Settings
 from gptddp.prepare.shard_writer import ShardWriter
-
-
-@pytest.mark.parametrize(
-    ("moment", "calls"),
-    [
-        ("gptddp.prepare.shuffle.Shuffle.finish", 1),
-        ("gptddp.prepare.build.train_bpe", 1),
-        ("gptddp.prepare.shard_writer.ShardWriter.add", 10),
-        *(("gptddp.prepare.shard_writer.fsync", calls) for calls in range(1, 5)),
-        ("gptddp.prepare.build.fsync", 1),
-        *(("gptddp.prepare.output.fsync", calls) for calls in range(1, 4)),
-        ("gptddp.prepare.output._remove", 1),
-    ],
-)
-def test_killed_at_any_moment_it_starts_cleanly(
-    books: Path, tmp_path: Path, moment: str, calls: int
-) -> None:
-    """SIGKILL in each phase leaves no half dataset, and the next run gives the very same bytes."""
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    prepare([books], whole, Settings(vocab_size=300))
-    again = f"prepare([{str(books)!r}], {str(out)!r}, Settings(vocab_size=300))"
-    result = child(killing(moment, calls) + again)
-    assert result.returncode == -signal.SIGKILL, result.stderr
-    if not (out / "dataset.json").exists():
-        with pytest.raises(
-            DataError, match="preparation has not finished.*run the same command again"
-        ):
-            open_dataset(out)
-    prepare([books], out, Settings(vocab_size=300))
-    assert contents(out) == contents(whole)
-
-
-def test_leftovers_of_another_kind_are_not_touched(books: Path, tmp_path: Path) -> None:
-    """Only a folder that bears the mark of an unfinished run is cleaned."""
-    (tmp_path / "out" / "train").mkdir(parents=True)
-    (tmp_path / "out" / "train" / "00000.parquet").write_text("someone's")
-    refused(run(books, "--out", tmp_path / "out"), "other files (train)")
-    assert (tmp_path / "out" / "train" / "00000.parquet").read_text() == "someone's"
 
 
 def test_two_at_once(books: Path, tmp_path: Path) -> None:
@@ -90,7 +44,7 @@ def test_a_full_disk_is_one_message(large: Path, tmp_path: Path, limit_bytes: in
 
     args = ["prepare", str(large), "--out", str(tmp_path / "new" / "out"), "--tokenizer", "bytes"]
     result = child(
-        f"import sys; from gptddp import main; sys.argv[1:] = {args}; main()", preexec_fn=limit
+        f"import sys; from gptddp.cli import cli; sys.argv[1:] = {args}; cli()", preexec_fn=limit
     )
     assert result.returncode == 2, result.stderr
     assert result.stderr.count("Error: no space left for ") == 1 and "free some" in result.stderr
@@ -98,51 +52,23 @@ def test_a_full_disk_is_one_message(large: Path, tmp_path: Path, limit_bytes: in
     assert not (tmp_path / "new").exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room for the shuffle, but not for the shards as well."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2600k", "tmpfs", str(disk)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no mount command; the limit on file sizes stands in for a full disk")
-    if mounted.returncode:
-        pytest.skip(f"mounting needs root ({mounted.stderr.strip()}); see the test above")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_full_file_system_is_one_message(large: Path, small_disk: Path) -> None:
-    """On a disk that really is full the message is the same, and the space is given back."""
-    free = shutil.disk_usage(small_disk).free
-    result = run(large, "--out", small_disk / "out", "--tokenizer", "bytes")
-    refused(result, "no space left for", "No space left on device", "Nothing was left behind")
-    assert os.listdir(small_disk) == [] and shutil.disk_usage(small_disk).free == free
-
-
-def test_a_disk_without_room_for_a_name_is_one_message(
-    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "error", "code", "words"),
+    [
+        (output, "lock", OSError(errno.ENOSPC, "No space left"), 2, "no space left for"),
+        (ShardWriter, "_close_file", KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_what_ends_early_leaves_nothing(
+    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner, name, error, code, words
 ) -> None:
-    """Folders that were just made go away when not even the lock file can be made in them."""
+    """Where not even the lock file can be made, and after Ctrl-C in the middle of the shards: the
+    folders that were just made go away."""
 
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def fail(*_: object) -> None:
+        raise error
 
-    monkeypatch.setattr(output, "lock", full)
-    refused(run(books, "--out", tmp_path / "new" / "out"), "no space left for")
-    assert not (tmp_path / "new").exists()
-
-
-def test_interrupt_leaves_nothing(
-    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C in the middle of the shards removes what there is."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ShardWriter, "_close_file", interrupt)
-    assert run(books, "--out", tmp_path / "new" / "out").exit_code == 130
+    monkeypatch.setattr(owner, name, fail)
+    result = run(books, "--out", tmp_path / "new" / "out")
+    assert result.exit_code == code and words in result.stderr
     assert not (tmp_path / "new").exists()

@@ -2,13 +2,8 @@
 
 import gzip
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from support.prepared import BYTES, all_texts, refused, run
 
@@ -25,17 +20,12 @@ FORMS = {
     "array": json.dumps(RECORDS),
     "array, indented": json.dumps(RECORDS, indent=2),
     "array, a line each": "[\n" + ",\n".join(json.dumps(r) for r in RECORDS) + "\n]\n",
-    "objects, indented": "\n".join(json.dumps(record, indent=1) for record in RECORDS),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
-def test_the_three_forms_give_the_same_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, chunk: int
-) -> None:
-    """JSON lines, an array, objects: read piece by piece, wherever the pieces end."""
-    monkeypatch.setattr(json_files, "_CHUNK", chunk)
+def test_lines_and_an_array_give_the_same_documents(tmp_path: Path, form: str) -> None:
+    """Whatever the file is called, and however the array is indented."""
     (tmp_path / "x.json").write_text(FORMS[form], "utf-8")
     (tmp_path / "y.json.gz").write_bytes(gzip.compress(FORMS[form].encode()))
     for name in ("x.json", "y.json.gz"):
@@ -44,44 +34,43 @@ def test_the_three_forms_give_the_same_documents(
         assert dataset.manifest["read"] == {"json": [1, 50]}
 
 
-def test_one_object_is_a_document(tmp_path: Path, books: Path) -> None:
+def test_one_object_is_a_document(tmp_path: Path) -> None:
     """On a line or on several; an empty file has none."""
     (tmp_path / "a.json").write_text('{"text": "one line"}')
     (tmp_path / "b.json").write_text('{\n  "text": "several\\nlines"\n}\n')
     (tmp_path / "c.json").write_text("\n")
-    sources = [tmp_path / f"{name}.json" for name in "abc"]
-    dataset = prepare(sources, tmp_path / "out", BYTES)
+    dataset = prepare([tmp_path], tmp_path / "out", BYTES)
     assert all_texts(dataset) == ["one line", "several\nlines"]
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"name": "a package"}', ["x.json:1: no field 'text', but the fields 'name'"]),
         ('{\n"name": "a package"\n}', ["x.json, record 1: no field 'text'"]),
         ('["a", "b"]', ["record 1: JSON of type str", "one object with the field 'text'"]),
-        ('[{"text": "a"}, {"text": 5}]', ["record 2: field 'text' is of type int"]),
-        ('[{"text": "a"} {"text": "b"}]', ["record 2: not valid JSON", "in place of a comma"]),
-        ('[{"text": "a"}, {"text": "b', ["record 2: not valid JSON", "Unterminated string"]),
-        ('[{"text": "a"}', ["record 2: not valid JSON", "the array is cut"]),
-        ('[{"text": "a"}] tail', ["record 2: not valid JSON", "after the end of the array"]),
+        (
+            '[{"text": "a"}',
+            ["record 1: not valid JSON", "a .json file must be an array of objects"],
+        ),
         ('{"text": tru}', ["record 1: not valid JSON"]),
-        ("plain words", ["record 1: not valid JSON; a .json file must be an array of objects"]),
         ('[{"text": "\xff"}]', ["record 1: not valid JSON", "utf-8"]),
-        ('[{"text": ' + "[" * 100_000, ["record 1: not valid JSON"]),
+        ('[{"text": ' + "[" * 100_000, ["record 1: not valid JSON", "jq -c"]),
+        (f"[{' ' * 999}", ["record 1: not valid JSON (over 1 GiB"]),
     ],
 )
 def test_other_json_is_refused_and_never_text(
-    tmp_path: Path, books: Path, content: str, words: list[str]
+    tmp_path: Path, books: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: list[str]
 ) -> None:
-    """The file, what it must be, and the fix; with --on-bad skip it is left out and listed."""
+    """The file, what it must be, and the fix; with --max-bad it is left out and listed."""
+    if "over 1 GiB" in words[0]:
+        monkeypatch.setattr(json_files, "_MAX_BYTES", 1000)
     (books / "x.json").write_bytes(content.encode("latin-1"))
     result = run(books, "--out", tmp_path / "out", "--tokenizer", "bytes")
     refused(result, *words, "leave the file out with --exclude", "a .txt file")
-    args = ["--tokenizer", "bytes", "--on-bad", "skip", "--out", tmp_path / "skipped"]
+    args = ["--tokenizer", "bytes", "--max-bad", 100, "--out", tmp_path / "skipped"]
     result = run(books, *args)
     assert result.exit_code == 0, result.output
-    kept = [text for text in all_texts(open_dataset(tmp_path / "skipped")) if text != "a"]
+    kept = all_texts(open_dataset(tmp_path / "skipped"))
     assert kept == sorted(path.read_text("utf-8") for path in books.rglob("*.txt"))
     assert str(books / "x.json") in (tmp_path / "skipped" / "bad.jsonl").read_text()
 
@@ -92,7 +81,7 @@ def test_a_bad_line_costs_no_other(tmp_path: Path, number: int) -> None:
     rows = [json.dumps(record) for record in RECORDS]
     rows[number] = rows[number][:-3]
     (tmp_path / "x.json").write_text("\n".join(rows))
-    dataset = prepare([tmp_path / "x.json"], tmp_path / "out", Settings(on_bad="skip", seed=1))
+    dataset = prepare([tmp_path / "x.json"], tmp_path / "out", Settings(max_bad=100, seed=1))
     assert len(all_texts(dataset)) == 49
     assert json.loads((tmp_path / "out/bad.jsonl").read_text())["line"] == number + 1
 
@@ -131,61 +120,29 @@ def test_a_git_lfs_pointer_is_neither_text_nor_a_bad_record(
     oid = "oid sha256:" + "0" * 64
     pointer = f"version https://git-lfs.github.com/spec/v1\n{oid}\nsize 123456789\n"
     (books / name).write_text(pointer)
-    result = run(books, "--out", tmp_path / "out", "--on-bad", "skip")
+    result = run(books, "--out", tmp_path / "out", "--max-bad", 100)
     refused(result, f"{name} is a Git LFS pointer", "git lfs pull")
-    (books / name).write_text("/annex/objects/SHA256E-s1048576--0123456789abcdef.txt\n")
-    result = run(books, "--out", tmp_path / "out", "--on-bad", "skip")
-    refused(result, f"{name} is a git-annex pointer", "git annex get")
 
 
-@pytest.mark.parametrize("name", ["part-00000", "x.jsonlines", "x.jsonl.1", "x.ldjson.gz"])
+@pytest.mark.parametrize("name", ["part-00000", "x.ldjson.gz"])
 def test_json_lines_under_another_name_are_no_text(books: Path, tmp_path: Path, name: str) -> None:
     """A bad record with the fix, also where the file is given; `.txt` is text in any case."""
-    lines = '{"id": 1, "text": "once"}\n{"text": "upon"}\n'
-    pack = gzip.compress if name.endswith(".gz") else bytes
-    (books / name).write_bytes(pack(lines.encode()))
+    lines = b'{"id": 1, "text": "once"}\n{"text": "upon"}\n'
+    (books / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
     for source in (books, books / name):
         refused(run(source, "--out", tmp_path / "out"), f"{name}:1", "end in .jsonl")
-    done = run(books, "--out", tmp_path / "out", "--on-bad", "skip", "--tokenizer", "bytes")
-    assert done.exit_code == 0, done.output
-    assert not any("{" in text for text in all_texts(open_dataset(tmp_path / "out")))
     (books / name).rename(books / "x.txt")
-    (books / "x.txt").write_text(lines)
+    (books / "x.txt").write_bytes(lines)
     assert run(books, "--out", tmp_path / "b", "--tokenizer", "bytes").exit_code == 0
-    assert lines in all_texts(open_dataset(tmp_path / "b"))
+    assert lines.decode() in all_texts(open_dataset(tmp_path / "b"))
 
 
-def test_a_cache_of_links_is_read_by_the_names_of_the_links(tmp_path: Path) -> None:
-    """Of blobs/ and snapshots/ only the latter: a nameless blob would be a text by mistake."""
+def test_a_cache_of_downloads_is_refused(tmp_path: Path) -> None:
+    """Its nameless blobs would be texts; a snapshot is read by the names of its links."""
     cache, data = tmp_path / "datasets--x", tmp_path / "datasets--x/snapshots/abc/data"
-    data.mkdir(parents=True), (cache / "blobs").mkdir(), (cache / "refs").mkdir()
-    (cache / "refs/main").write_text("abc")
-    pq.write_table(pa.table({"text": ["one", "two"]}), cache / "blobs/0a")
+    data.mkdir(parents=True), (cache / "blobs").mkdir()
     (cache / "blobs/0b").write_text('{"text": "three"}\n{"text": "four"}\n')
-    (cache / "blobs/0c").write_text("of a snapshot that is gone")
-    (data / "train-0.parquet").symlink_to("../../../blobs/0a")
     (data / "more.jsonl").symlink_to("../../../blobs/0b")
-    (data / "again.jsonl").symlink_to("../../../blobs/0b")
-    (data / "loop").symlink_to(cache)
-    for source in (cache, cache / "snapshots/abc", data):
-        out = tmp_path / f"out-{source.name}"
-        dataset = prepare([source], out, Settings(tokenizer="bytes", keep_copies=True))
-        assert all_texts(dataset) == ["four", "one", "three", "two"]
-    shutil.copytree(data, cache / "snapshots/def/data", symlinks=True)
-    refused(run(cache, "--out", tmp_path / "out"), "2 snapshots", "give one", "snapshots/abc")
-
-
-def test_a_large_array_takes_little_memory(tmp_path: Path) -> None:
-    """An array of 60 MB on one line is read in less than twenty of them."""
-    record = json.dumps({"text": "x" * 10_000})
-    (tmp_path / "x.json").write_text("[" + ", ".join([record] * 6000) + "]")
-    code = f"""
-import resource
-from gptddp.prepare.json_files import any_json
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-with open({str(tmp_path / "x.json")!r}, "rb") as file:
-    assert sum(1 for _ in any_json(file, "text", print)) == 6000
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert int(result.stdout) < 20_000, result.stderr
+    refused(run(cache, "--out", tmp_path / "out"), " is a cache", "snapshots/")
+    dataset = prepare([cache / "snapshots/abc"], tmp_path / "out", BYTES)
+    assert all_texts(dataset) == ["four", "three"]

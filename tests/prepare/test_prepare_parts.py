@@ -9,19 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.prepared import BYTES, run, texts
+from support.prepared import BYTES, texts
 
-from gptddp.data import dataset as dataset_module
 from gptddp.data import pretokenized
-from gptddp.data.dataset import SPLITS, Dataset, Split, open_dataset
+from gptddp.data.dataset import SPLITS, Dataset, Split
 from gptddp.data.loader import Loader
-from gptddp.data.tokenizer import byte_tokenizer, load_tokenizer, train_bpe
-from gptddp.errors import DataError
-from gptddp.prepare import parts
+from gptddp.data.tokenizer import byte_tokenizer
+from gptddp.prepare import reading
 from gptddp.prepare.build import prepare
+from gptddp.prepare.commands import summary
 from gptddp.prepare.recipe import Settings
-from gptddp.prepare.repack import repack
-from gptddp.prepare.shuffle import Shuffle
 
 LIMIT = 1000
 HUGE = "".join(f"line {n} of a huge document\n" for n in range(2_500))
@@ -30,8 +27,8 @@ SMALL = [f"document {n}, " * (n % 30 + 1) for n in range(60)]
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch) -> None:
-    monkeypatch.setattr(parts, "PART_BYTES", LIMIT)
-    monkeypatch.setattr(parts, "PART_IDS", LIMIT)
+    monkeypatch.setattr(reading, "PART_BYTES", LIMIT)
+    monkeypatch.setattr(reading, "PART_IDS", LIMIT)
 
 
 def source(path: Path, *documents: str) -> Path:
@@ -44,14 +41,14 @@ def marked(dataset: Dataset, split: Split) -> list[tuple[str, bool]]:
     return [row for g in groups for row in zip(dataset.read(g), dataset.goes_on(g), strict=True)]
 
 
-def check_parts(dataset: Dataset, copies: int = 1) -> str:
+def check_parts(dataset: Dataset) -> str:
     """The parts of HUGE are all of it, in one split, and marked; returns its name."""
     rows = {split: [row for row in marked(dataset, split) if row[0] in HUGE] for split in SPLITS}
     (split,) = (split for split in SPLITS if rows[split])
-    found = sorted(rows[split], key=lambda row: HUGE.index(row[0]))[::copies]
+    found = sorted(rows[split], key=lambda row: HUGE.index(row[0]))
     assert "".join(text for text, _ in found) == HUGE
     assert [goes_on for _, goes_on in found] == [True] * (len(found) - 1) + [False]
-    assert len(rows[split]) == copies * len(found)
+    assert len(rows[split]) == len(found)
     assert not any(mark for s in SPLITS for text, mark in marked(dataset, s) if text in SMALL)
     return split
 
@@ -70,7 +67,7 @@ def check_parts(dataset: Dataset, copies: int = 1) -> str:
 )
 def test_a_text_is_cut_where_it_hurts_least(text, ends):
     """Behind a line end, else in front of a space, else between characters; no part is short."""
-    cut = parts.cut(text.encode())
+    cut = reading.cut(text.encode())
     assert b"".join(cut) == text.encode() and all(len(part) <= LIMIT for part in cut)
     assert all(len(part) >= LIMIT // 2 for part in cut[:-1])
     assert "".join(part.decode() for part in cut) == text  # no character is cut
@@ -81,44 +78,35 @@ def test_a_text_is_cut_where_it_hurts_least(text, ends):
     assert len(cut) == 1 or len(text.encode()) > LIMIT
 
 
-def test_words_have_the_tokens_of_the_whole(tmp_path):
-    """A cut in front of a space changes no token of a BPE."""
-    text = " ".join(f"word{n % 97} and" for n in range(800))
-    (tmp_path / "tokenizer.json").write_text(train_bpe([text], 300))
-    encode = load_tokenizer(tmp_path / "tokenizer.json").encoder()
-    cut = [encode(part.decode()) for part in parts.cut(text.encode())]
-    assert len(cut) > 5 and np.array_equal(np.concatenate(cut), encode(text))
-
-
 def test_ids_are_cut_between_ids():
     """A list of ids is cut every so many of them, whatever its bytes look like."""
     tokenizer = byte_tokenizer()
     ids = np.arange(2500, dtype="<u2") % 256
-    cut = [pretokenized.ids_of(part, tokenizer) for part in parts.cut(ids.tobytes(), tokenizer)]
+    cut = [pretokenized.ids_of(part, tokenizer) for part in reading.cut(ids.tobytes(), tokenizer)]
     assert [len(part) for part in cut] == [LIMIT, LIMIT, 500]
     assert np.array_equal(np.concatenate(cut), ids)
 
 
-@pytest.mark.parametrize("keep_copies", [False, True])
 @pytest.mark.parametrize("fraction", [0.01, 0.5])
-def test_parts_are_rows_and_documents_are_counted_as_given(tmp_path, keep_copies, fraction):
+def test_parts_are_rows_and_documents_are_counted_as_given(tmp_path, fraction):
     """All parts are on one side, a copy of the whole is a copy, and each document counts as one."""
     given = source(tmp_path / "in.jsonl", *SMALL, HUGE, HUGE, SMALL[7])
     sides = set()
     for seed in range(4):
-        settings = Settings(
-            tokenizer="bytes", seed=seed, keep_copies=keep_copies, val_fraction=fraction
-        )
+        settings = Settings(tokenizer="bytes", seed=seed, val_fraction=fraction)
         dataset = prepare([given], tmp_path / f"{seed}", settings)
-        manifest, copies = dataset.manifest, 1 + keep_copies
-        sides.add(check_parts(dataset, copies))
+        manifest = dataset.manifest
+        sides.add(check_parts(dataset))
         n = {split: manifest["splits"][split]["documents"] for split in SPLITS}
-        assert sum(n.values()) == 61 + 2 * keep_copies
+        assert sum(n.values()) == 61
         assert n["val"] == pytest.approx(fraction * 61, abs=2)
-        assert manifest["dropped"]["duplicate"] == 2 - 2 * keep_copies
+        assert manifest["dropped"]["duplicate"] == 2
         rows = len(texts(dataset, "train")) + len(texts(dataset, "val"))
-        cut = {"documents": copies, "parts": rows - sum(n.values()) + copies}
-        assert manifest["cut"] == cut and cut["parts"] > 60 and manifest["version"] == 2
+        cut = {"documents": 1, "parts": rows - 60}
+        assert manifest["cut"] == cut and cut["parts"] > 60 and manifest["version"] == 3
+        assert f"1 huge documents, into {cut['parts']} parts" in summary(
+            dataset.dir, dataset.manifest
+        )
     assert sides == {"train", "val"} or fraction < 0.5
 
 
@@ -130,41 +118,13 @@ def test_parts_of_a_validation_source_are_not_trained_on(tmp_path):
     assert dataset.manifest["splits"]["val"]["documents"] == 1
 
 
-def test_it_is_said_and_repacked(tmp_path):
-    """The summary has documents as given and how many were cut; repack keeps parts and marks."""
-    given = source(tmp_path / "in.jsonl", *SMALL, HUGE)
-    result = run(given, "--tokenizer", "bytes", "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    dataset = open_dataset(tmp_path / "out")
-    number = dataset.manifest["cut"]["parts"]
-    assert "jsonl 1 files, 61 documents" in result.stdout
-    assert "60 train, 1 validation" in result.stdout
-    assert f"cut         1 huge documents, into {number} parts" in result.stdout
-    again = repack(dataset.dir, tmp_path / "again")
-    assert again.manifest["version"] == 2 and again.manifest["cut"] == dataset.manifest["cut"]
-    for split in SPLITS:
-        assert marked(again, split) == marked(dataset, split)
-        said = (d.manifest["splits"][split]["documents"] for d in (dataset, again))
-        assert len(set(said)) == 1
-
-
-def test_without_huge_documents_the_dataset_is_of_version_1(tmp_path):
-    """So that 0.1.0 reads it: no column, no word in the manifest; read as if nothing goes on."""
+def test_without_huge_documents_there_are_no_marks(tmp_path):
+    """No column, no word in the manifest; read as if nothing goes on."""
     dataset = prepare([source(tmp_path / "in.jsonl", *SMALL)], tmp_path / "out", BYTES)
-    assert dataset.manifest["version"] == 1 and "cut" not in dataset.manifest
+    assert "cut" not in dataset.manifest
     group = dataset.row_groups("train")[0]
     assert pq.read_schema(dataset.dir / group.path).names == ["text"]
     assert dataset.goes_on(group) == [False] * group.rows
-
-
-def test_a_dataset_without_its_marks_is_not_read(tmp_path):
-    """Version 2 without the column, as after a repair by hand: the row group cannot be read."""
-    dataset = prepare([source(tmp_path / "in.jsonl", *SMALL)], tmp_path / "out", BYTES)
-    path = tmp_path / "out/dataset.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2', 1))
-    dataset = open_dataset(tmp_path / "out")
-    with pytest.raises(DataError, match="row group 0: .*goes_on"):
-        dataset.goes_on(dataset.row_groups("train")[0])
 
 
 @pytest.mark.parametrize("pack_as", ["best-fit", "concat"])
@@ -187,53 +147,19 @@ def test_an_epoch_has_every_token_once_and_lanes_are_alike(tmp_path, pack_as, co
         expected.update(zip(tokens, tokens[1:], strict=False))
     found: Counter = Counter()
     rows = np.zeros(lanes, int)
-    ended = np.zeros(lanes, bool)
+    first = np.ones(lanes, bool)
     settings_of = dict(lanes=lanes, batch=lanes, seq_len=64, seed=3, pack=pack_as)
     with contextlib.closing(Loader(dataset, **settings_of)) as loader:
-        while not ended.all():
+        while first.any():
             batch = loader.next()
-            real = batch.valid & ~ended[:, None]
+            first = batch.origin[:, 1] == 0  # of the first epoch
+            real = batch.valid & first[:, None]
             pairs = zip(
                 batch.tokens[:, :-1][real].tolist(), batch.tokens[:, 1:][real].tolist(), strict=True
             )
             found.update(pairs)
-            rows += ~ended
-            ended |= batch.cursors[:, 0] > 0
+            rows += first
     assert found == expected
-    assert rows.max() < 1.1 * rows.min()
+    assert rows.max() < 1.02 * rows.min()
     train = dataset.manifest["splits"]["train"]["documents"]
     assert sum(n for (_, target), n in found.items() if target == 256) == train
-
-
-def test_a_huge_document_of_an_older_dataset_is_warned_of(tmp_path, monkeypatch):
-    """One that is not cut: with its size, and what to do; parts are not mentioned. The command that
-    made it says it too, as it does nothing more."""
-    monkeypatch.setattr(dataset_module, "BLOCK_BYTES", 5 * LIMIT)
-    given = source(tmp_path / "in.jsonl", *SMALL, HUGE)
-    assert prepare([given], tmp_path / "cut", BYTES).warnings() == []
-    monkeypatch.setattr(parts, "PART_BYTES", 1 << 20)
-    dataset = prepare([given], tmp_path / "whole", BYTES)
-    (warning,) = dataset.warnings()
-    assert "has a document of 0 MiB" in warning and f"--val {dataset.dir}/val" in warning
-    again = run(given, "--out", dataset.dir, "--tokenizer", "bytes")
-    assert "again with another --out" in warning and warning in again.stderr
-
-
-def test_a_shuffle_of_parts_that_is_taken_over_is_the_same(tmp_path):
-    """Parts, marks and counts; a process that goes on has what the undisturbed one has."""
-    shuffles = [Shuffle(tmp_path / "one", 3), Shuffle(tmp_path / "two", 3)]
-    for text in (HUGE.encode(), b"small", HUGE.encode() * 2, HUGE.encode()):
-        keys = {shuffle.add(text, parts=parts.cut(text)) for shuffle in shuffles}
-        assert len(keys) == 1
-    lengths = shuffles[0].lengths()
-    shuffles[0].add(b"more" * LIMIT, parts=parts.cut(b"more" * LIMIT))
-    shuffles[0].close()
-    shuffles[0] = Shuffle(tmp_path / "one", 3, lengths=lengths)
-    totals = shuffles[0].finish()
-    assert totals == shuffles[1].finish()
-    assert (totals.documents, totals.different, totals.dropped, totals.cut) == (3, 3, 1, 2)
-    assert list(shuffles[0]) == list(shuffles[1])
-    assert list(shuffles[0].pieces()) == list(shuffles[1].pieces())
-    rows = list(shuffles[0])
-    assert len(rows) == totals.rows and len({key for key, *_ in rows}) == totals.rows
-    assert sum(not goes_on for *_, goes_on in rows) == 3

@@ -1,13 +1,12 @@
 """`gptddp prepare`: what is refused."""
 
-import gzip
 import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from support.prepared import BYTES, all_texts, contents, refused, run
 
 from gptddp.prepare.build import prepare
@@ -38,54 +37,53 @@ def test_wrong_sources_are_refused(books: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_wrong_lines_and_columns_are_refused(tmp_path: Path) -> None:
-    """A bad record is named by file and line or row, with the rule and the fix."""
-    good = '{"text": "fine"}\n'
-    deep = '{"text": ' + "[" * 100_000
-    lines = {
-        '{"text": "cut': ["not valid JSON", "mend or remove"],
-        '"only a string"': ["JSON of type str", "one object with the field 'text'"],
-        '{"body": "x"}': ["no field 'text', but the fields 'body'", "--text-field"],
-        '{"text": 5}': ["of type int", "must be a string"],
-        deep: ["not valid JSON"],
-    }
-    for line, words in lines.items():
-        (tmp_path / "x.jsonl").write_text(good + "\n" + line + "\n")
-        result = run(tmp_path / "x.jsonl", "--out", tmp_path / "out")
-        refused(result, "x.jsonl:3: ", *words)
-    (tmp_path / "x.jsonl").write_bytes(good.encode() + b'{"text": "\xff"}')
-    refused(run(tmp_path / "x.jsonl", "--out", tmp_path / "out"), "x.jsonl:2: ", "UTF-8")
-    pq.write_table(pa.table({"body": ["a"], "text": [1]}), tmp_path / "x.parquet")
-    result = run(tmp_path / "x.parquet", "--out", tmp_path / "out")
-    refused(result, "column 'text' is of type int64", "--text-field")
-    result = run(tmp_path / "x.parquet", "--out", tmp_path / "out", "--text-field", "words")
-    refused(result, "no column 'words', but 'body', 'text'")
+DEEP = '{"text": ' + "[" * 100_000
+LINES: list[tuple[str | bytes, str, list[str]]] = [
+    ('{"text": "cut', "text", ["not valid JSON", "mend or remove"]),
+    ('"only a string"', "text", ["JSON of type str", "one object with the field 'text'"]),
+    ('{"body": "x"}', "text", ["no field 'text', but the fields 'body'", "as in text or doc.text"]),
+    ('{"text": 5}', "text", ["of type int", "must be a string"]),
+    (DEEP, "text", ["not valid JSON"]),
+    (b'{"text": "\xff"}', "text", ["UTF-8"]),
+    ('{"doc": {"body": "x"}}', "doc.text", ["no field 'text', but the fields 'body'"]),
+    ('{"doc": 5}', "doc.text", ["JSON of type int in place of an object with 'text'"]),
+    ('{"n": 5}', "doc.text", ["no field 'doc.text', but the fields 'n'"]),
+]
+
+
+@pytest.mark.parametrize(("line", "field", "words"), LINES, ids=range(len(LINES)))
+def test_a_wrong_line_is_refused(
+    tmp_path: Path, line: str | bytes, field: str, words: list[str]
+) -> None:
+    """It is named by file and line, with the rule and the fix."""
+    line = line if isinstance(line, bytes) else line.encode()
+    (tmp_path / "x.jsonl").write_bytes(b'{"text": "a", "doc": {"text": "a"}}\n\n' + line + b"\n")
+    result = run(tmp_path / "x.jsonl", "--text-field", field, "--out", tmp_path / "out")
+    refused(result, "x.jsonl:3: ", *words)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "field", "words"),
+    [
+        ({"body": ["a"], "text": [1]}, "text", ["column 'text' is of type int64", "--text-field"]),
+        ({"body": ["a"], "text": [1]}, "words", ["no column 'words', but 'body', 'text'"]),
+        ({"doc": [{"body": "a"}]}, "doc.text", ["no column 'text', but 'body'; name the column"]),
+        ({"doc": [{"text": 1}]}, "doc.text", ["column 'doc.text' is of type int64"]),
+        ({"text": ["a"], "n": [1]}, "n.text", ["no column 'n.text', but 'text', 'n'"]),
+    ],
+)
+def test_a_wrong_column_is_refused(
+    tmp_path: Path, table: dict[str, list[object]], field: str, words: list[str]
+) -> None:
+    """With the columns that there are, and the fix."""
+    pq.write_table(pa.table(table), tmp_path / "x.parquet")
+    result = run(tmp_path / "x.parquet", "--out", tmp_path / "out", "--text-field", field)
+    refused(result, "x.parquet: ", *words)
     twice = pa.table([["a", "b"], ["c", "d"]], names=["text", "text"])
     pq.write_table(twice, tmp_path / "x.parquet")
     result = run(tmp_path / "x.parquet", "--out", tmp_path / "out")
     refused(result, "x.parquet: 2 columns are called 'text': rename all but one")
-    assert not (tmp_path / "out").exists()
-
-
-def test_damaged_sources_are_refused(tmp_path: Path) -> None:
-    """Truncated gzip and parquet files are named; nothing of them is used."""
-    lines = "".join(f'{{"text": "document {n}"}}\n' for n in range(5000)).encode()
-    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(lines)[:-100])
-    refused(run(tmp_path / "x.jsonl.gz", "--out", tmp_path / "out"), "x.jsonl.gz", "Truncated")
-    (tmp_path / "x.txt.gz").write_bytes(b"not gzip")
-    refused(run(tmp_path / "x.txt.gz", "--out", tmp_path / "out"), "x.txt.gz", "cannot read")
-    pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "x.parquet")
-    data = (tmp_path / "x.parquet").read_bytes()
-    (tmp_path / "x.parquet").write_bytes(data[: len(data) // 2])
-    refused(run(tmp_path / "x.parquet", "--out", tmp_path / "out"), "not a readable parquet file")
-    offsets = np.arange(3, dtype=np.int32)
-    invalid = pa.Array.from_buffers(
-        pa.string(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(b"o\xff")]
-    )
-    for column in (invalid, pa.array([b"o", b"\xff"])):
-        pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet")
-        result = run(tmp_path / "x.parquet", "--out", tmp_path / "out")
-        refused(result, "x.parquet, row 2: column 'text' is not UTF-8", "convert or remove")
     assert not (tmp_path / "out").exists()
 
 

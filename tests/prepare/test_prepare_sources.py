@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from support.prepared import BYTES, CJK, all_texts, run
+import pytest
+from support.prepared import BYTES, CJK, all_texts, refused, run
 
 from gptddp.data.dataset import open_dataset
 from gptddp.prepare.build import prepare
@@ -46,14 +47,40 @@ def test_text_files_jsonl_and_parquet_mix(tmp_path: Path) -> None:
     assert dataset.manifest["dropped"] == {"empty": 2, "duplicate": 0, "binary_files": 0}
 
 
-def test_text_field_names_field_and_column(tmp_path: Path) -> None:
-    """--text-field is for JSONL and parquet alike."""
-    (tmp_path / "a.jsonl").write_text('{"body": "one"}\n{"body": "two"}\n', "utf-8")
-    pq.write_table(pa.table({"body": ["three"], "text": ["no"]}), tmp_path / "b.parquet")
-    sources = tmp_path / "a.jsonl", tmp_path / "b.parquet"
-    result = run(*sources, "--text-field", "body", "--tokenizer", "bytes", "--out", tmp_path / "o")
+def test_text_field_with_dots_names_a_nested_field(tmp_path: Path) -> None:
+    """Of objects and structs; a null on the way is an empty document, an own name goes first."""
+    nested = [{"doc": {"text": "one"}}, {"doc": None}, {"doc": {"text": None}}]
+    own = [{"doc.text": "two", "doc": {"text": "no"}}, {"doc": {"text": "three"}}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(it) + "\n" for it in nested + own))
+    (tmp_path / "b.json").write_text(json.dumps([{"doc": {"text": "four"}}]))
+    table = pa.table({"doc": [{"text": "five", "n": 1}, None, {"text": None, "n": 1}]})
+    pq.write_table(table, tmp_path / "c.parquet")
+    table = pa.table({"doc.text": ["six", "seven"], "doc": [{"text": "no"}, {"text": "no"}]})
+    pq.write_table(table, tmp_path / "d.parquet")
+    args = ["--text-field", "doc.text", "--tokenizer", "bytes", "--out", tmp_path / "out"]
+    result = run(*sorted(tmp_path.iterdir()), *args)
     assert result.exit_code == 0, result.output
-    assert all_texts(open_dataset(tmp_path / "o")) == ["one", "three", "two"]
+    dataset = open_dataset(tmp_path / "out")
+    assert all_texts(dataset) == sorted(["one", "two", "three", "four", "five", "six", "seven"])
+    assert dataset.manifest["dropped"]["empty"] == 4
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.TSV", "x.csv.gz", "x.arrow"])
+def test_tables_are_named_for_what_they_are(books: Path, tmp_path: Path, name: str) -> None:
+    """CSV is no text and Arrow no unknown binary: refused by name, left out of a folder and told,
+    each time with what to do."""
+    (tmp_path / name).write_text('text,n\n"a, b",1\n')
+    given = run(tmp_path / name, books, "--out", tmp_path / "out")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / name).rename(tmp_path / "folder" / name)
+    alone = run(tmp_path / "folder", "--out", tmp_path / "out")
+    for result in (given, alone):
+        refused(result, "an Arrow file" if "arrow" in name else "a CSV table", "make parquet of it")
+    assert "(left out: 1 a" in alone.stderr
+    both = run(tmp_path / "folder", books, "--out", tmp_path / "out", "--tokenizer", "bytes")
+    assert both.exit_code == 0 and "make parquet of it" in both.stderr
+    assert f"({tmp_path / 'folder' / name})" in both.stderr
+    assert len(all_texts(open_dataset(tmp_path / "out"))) == 40
 
 
 def test_empty_documents_and_copies_are_dropped(books: Path, tmp_path: Path) -> None:
@@ -95,14 +122,18 @@ def test_a_long_text_file_is_several_documents(tmp_path: Path) -> None:
 
 
 def test_folders_are_read_with_care(books: Path, tmp_path: Path) -> None:
-    """Hidden names, loops of links, broken links, pipes, and what is excluded are passed over."""
+    """Hidden names, loops of links, broken links, pipes, sockets, devices, and what is excluded are
+    passed over; what is neither file nor folder is counted, and not waited for."""
     (books / ".git").mkdir()
     (books / ".git" / "config").write_text("hidden")
     (books / ".hidden.txt").write_text("hidden")
     (books / "more" / "loop").symlink_to(books)
     (books / "again.txt").symlink_to(books / "0.txt")
     (books / "broken").symlink_to(books / "nothing")
-    os.mkfifo(books / "pipe")
+    os.mkfifo(books / "pipe.txt")
+    (books / "null.txt").symlink_to("/dev/null")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(books / "socket.txt"))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "linked.txt").write_text("behind a link")
@@ -115,7 +146,10 @@ def test_folders_are_read_with_care(books: Path, tmp_path: Path) -> None:
         books, elsewhere, books / "0.txt", *args, "--tokenizer", "bytes", "--out", tmp_path / "out"
     )
     assert result.exit_code == 0, result.output
+    assert "left out, neither a file nor a folder: 3 (" in result.stderr
     dataset = open_dataset(tmp_path / "out")
+    left_out = {"hidden": 2, "a broken link": 1, "neither a file nor a folder": 3}
+    assert dataset.manifest["left_out"] == left_out
     assert dataset.manifest["dropped"]["duplicate"] == 0  # again.txt too: nothing was read twice
     found = all_texts(dataset)
     kept = [p for p in books.glob("[0-9]*.txt")] + [
@@ -125,13 +159,14 @@ def test_folders_are_read_with_care(books: Path, tmp_path: Path) -> None:
 
 
 def test_binary_files_of_a_folder_are_skipped_and_named(books: Path, tmp_path: Path) -> None:
-    """Files with NUL bytes or broken UTF-8, wherever in them, give one warning with a count."""
+    """Files with NUL bytes or broken UTF-8, wherever in them: named, and counted."""
     (books / "nul.bin").write_bytes(b"text\0text")
     (books / "late.txt").write_bytes(b"text\n" * 500_000 + b"\xff")
     (books / "cut.txt").write_bytes("é".encode()[:1])
     result = run(books, "--tokenizer", "bytes", "--out", tmp_path / "out")
-    assert result.exit_code == 0 and "not UTF-8 text: 3 (" in result.stderr
-    assert "nul.bin" in result.stderr and "late.txt" in result.stderr
+    assert result.exit_code == 0 and "3 binary" in result.stdout
+    assert "nul.bin has NUL bytes: skipped" in result.stderr
+    assert "late.txt is not UTF-8: skipped" in result.stderr
     assert len(all_texts(open_dataset(tmp_path / "out"))) == 40
 
 
@@ -149,7 +184,7 @@ def test_a_dataset_in_a_source_is_not_read(books: Path, tmp_path: Path) -> None:
     (books / "mine").mkdir()
     records = [{"format": 1, "text": "mine"}, {"text": "[" * 100_000}]
     (books / "mine/dataset.json").write_text(json.dumps(records))
-    result = run(books, "--out", tmp_path / "out", "--tokenizer", "bytes", "--on-bad", "skip")
+    result = run(books, "--out", tmp_path / "out", "--tokenizer", "bytes", "--max-bad", 100)
     assert f"left out, a dataset made before: 1 ({books / 'before'})" in result.stderr
     dataset = open_dataset(tmp_path / "out")
     assert dataset.manifest["splits"]["val"]["documents"] == 1
@@ -183,20 +218,6 @@ def test_parquet_of_other_writers_and_files_of_any_name(tmp_path: Path) -> None:
     assert all_texts(dataset) == expected
 
 
-def test_what_cannot_be_read_of_a_folder_is_counted(books: Path, tmp_path: Path) -> None:
-    """Pipes and sockets are not waited for, and not passed over in silence."""
-    os.mkfifo(books / "pipe.txt")
-    (books / "more" / "null").symlink_to("/dev/null")
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(os.path.relpath(books / "socket.txt"))
-    result = run(books, "--tokenizer", "bytes", "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    left_out = {"neither a file nor a folder": 3}
-    assert open_dataset(tmp_path / "out").manifest["left_out"] == left_out
-    assert "left out, neither a file nor a folder: 3 (" in result.stderr
-    assert "left out    3 neither a file nor a folder\n" in result.stdout
-
-
 def test_names_cannot_look_like_other_lines(books: Path, tmp_path: Path) -> None:
     """Control characters of names are shown as escapes, and kept in the list of bad records."""
     odd = "\nError: \x1b[31m"
@@ -205,7 +226,7 @@ def test_names_cannot_look_like_other_lines(books: Path, tmp_path: Path) -> None
     (books / f"r{odd}.jsonl").write_text("bad")
     (books / os.fsdecode(b"s\xff.txt")).write_text("a name that is not UTF-8")
     args = books, "--tokenizer", "bytes", "--out", tmp_path / "out"
-    results = [run(*args), run(*args, "--on-bad", "skip")]
+    results = [run(*args), run(*args, "--max-bad", 100)]
     assert [result.exit_code for result in results] == [2, 0]
     said = "".join(result.stderr for result in results)
     assert "\x1b" not in said and said.count("\nError: ") == 1

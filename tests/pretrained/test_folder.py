@@ -18,7 +18,6 @@ from gptddp.model import gpt
 from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 from gptddp.pretrained.folder import Weights, open_folder, read_weights
-from gptddp.pretrained.safetensors_file import tensors_in
 
 DATA = Path("data")
 
@@ -188,7 +187,6 @@ REFUSED = {
     "positions": (_put("wpe.weight", 16, 16), "wpe.weight is of shape [16, 16], and config.json"),
     "tokens": (_put("wte.weight", 300, 16), "wte.weight has 300 tokens, and the tokenizer"),
     "nan": (_nan, "h.0.mlp.c_proj.weight has values that are not finite"),
-    "head": (_put("lm_head.weight", 257, 16), "lm_head.weight is not wte.weight"),
     "kind": (_say(model_type="bert"), "model_type is 'bert': use a folder of gpt2"),
     "no kind": (_say(model_type=["gpt2"]), "model_type is ['gpt2']: use a folder of gpt2"),
     "gelu": (_say(activation_function="gelu"), "activation_function is 'gelu': our model has"),
@@ -196,8 +194,6 @@ REFUSED = {
     "fewer": (_say(n_layer=2), "has no tensor h.1.attn.c_attn.bias (and 11 more)"),
     "heads": (_say(n_head=3), "n_embd 16 is not divisible by n_head 3"),
     "huge": (_say(n_layer=10**9), "n_layer is 1000000000: it must be at most"),
-    "two names": (_say(num_attention_heads=4), "n_head is 2 and num_attention_heads 4, which are"),
-    "one other": (_say(num_hidden_layers="1"), "n_layer is 1 and num_hidden_layers '1', which"),
     "inner": (_say(n_inner=32), "n_inner is 32: our model has None"),
     "untied": (_say(tie_word_embeddings=False), "tie_word_embeddings is False"),
 }
@@ -219,7 +215,7 @@ def test_a_quantized_tensor_is_refused(tmp_path):
     tensors = load_file(made / "model.safetensors")
     name = "transformer.h.0.mlp.c_fc.weight"
     save_file(tensors | {name: tensors[name].to(torch.int8)}, made / "model.safetensors")
-    with pytest.raises(ConfigError, match="c_fc.weight is of dtype I8: use one of F32, F16, BF16"):
+    with pytest.raises(ConfigError, match="c_fc.weight is of torch.int8: use float32, float16 or"):
         read(made)
 
 
@@ -228,40 +224,12 @@ def test_a_torn_file_is_refused_wherever_it_was_cut(tmp_path):
     made = small(tmp_path / "gpt2")
     file = made / "model.safetensors"
     whole = file.read_bytes()
-    for size in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
+    for size in (0, 100, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:size])
-        with pytest.raises(ConfigError, match=f"{file} is .*cut off in .*copy the file anew"):
+        with pytest.raises(ConfigError, match=f"{file} is torn.*copy the file anew"):
             read(made)
     file.write_bytes(whole)
     assert read(made)
-
-
-def test_any_header_is_an_error_or_a_file(tmp_path):
-    """Other JSON, offsets that are none, beyond the end or of another size: the entry is named."""
-    file = tmp_path / "x.safetensors"
-    right = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    for header, words in (
-        ([1], "is not JSON"),
-        ({"a": 1}, "entry of a is none"),
-        ({"a": right | {"shape": [-2]}}, "entry of a is none"),
-        ({"a": right | {"shape": [True]}}, "entry of a is none"),
-        ({"a": right | {"data_offsets": [8, 0]}}, "entry of a is none"),
-        ({"a": right | {"data_offsets": [0]}}, "entry of a is none"),
-        ({"a": right | {"data_offsets": [0, 2**70]}}, "is cut off in a"),
-        ({"a": right | {"shape": [3]}}, "a has 8 bytes for F32"),
-        # with values, but of other tensors
-        ({"a": right, "b": right}, "b begins at byte .*, and what is before it ends at"),
-        ({"a": right | {"shape": [1], "data_offsets": [4, 8]}}, "a begins at byte"),
-        ({"a": right | {"shape": [1], "data_offsets": [0, 4]}}, "has 4 bytes that belong to no"),
-        ({}, "has 8 bytes that belong to no tensor"),
-    ):
-        text = json.dumps(header).encode()
-        file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
-        with pytest.raises(ConfigError, match=words):
-            tensors_in(file)
-    text = json.dumps({"__metadata__": {"format": "pt"}, "a": right}).encode()
-    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
-    assert tensors_in(file)["a"].shape == (2,)
 
 
 def test_a_folder_that_lacks_a_file_is_refused_with_what_to_do(tmp_path):
@@ -282,9 +250,6 @@ def test_a_folder_that_lacks_a_file_is_refused_with_what_to_do(tmp_path):
     assert not Path("ran").exists()
     with pytest.raises(ConfigError, match="Not a directory.*: name a folder as transformers'"):
         read(made / "config.json")
-    (made / "config.json").write_text('{"run_id": "1", "config": {}}')
-    with pytest.raises(ConfigError, match=f"gpt2 is a run: .*gptddp checkpoints {made} --export"):
-        read(made)
     cut = small(tmp_path / "cut", shards=2)
     (cut / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ConfigError, match="model-00002-of-00002.safetensors is not there, and"):
@@ -301,14 +266,16 @@ def test_a_tensor_that_is_there_twice_is_refused(tmp_path):
     def also_without(_about, tensors):
         tensors["transformer.wpe.weight"] = tensors["wpe.weight"] + 1
 
-    with pytest.raises(ConfigError, match="wpe.weight twice, with and without 'transformer.'"):
+    with pytest.raises(
+        ConfigError, match="wpe.weight is there twice, in .*with and without 'transformer.'"
+    ):
         read(small(tmp_path / "gpt2", change=also_without, prefix=""))
     for number, name in enumerate(("wte.weight", "h.0.lora")):
         cut = small(tmp_path / f"{number}", shards=2)
         for file in cut.glob("*.safetensors"):
             tensors = load_file(file)
             save_file({f"transformer.{name}": torch.ones(2)} | tensors, file)
-        words = rf"\d-of-00002.safetensors has the tensor transformer.{name}, and .* does not say"
+        words = rf"{name} is there twice, in .*1-of-00002.safetensors and .*2-of-00002.safetensors"
         with pytest.raises(ConfigError, match=words):
             read(cut)
 

@@ -11,12 +11,14 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.cluster_pods import pod
-from support.launchers import Training, until
+from support.launchers import Training
+from support.manifests import pod_spec, render_job, worker
 from support.prometheus import queries, write_rules
 from support.prometheus_server import Prometheus, of_file, of_pod_monitor, write_pods
+from support.waiting import until
 
 from gptddp.run.history import logged, read_ledger
 from gptddp.run.owners import Owners
@@ -31,6 +33,19 @@ ELSEWHERE = {"MFU, A", "Restarts of containers, A", "GPU utilisation, A", "GPU m
 ELSEWHERE |= {"Slowest rank, B"}
 
 
+def pod(i: int, prefix: str, role: str) -> dict[str, Any]:
+    """Pod `i` of the rendered job, with the labels that the operator gives it."""
+    rendered = render_job({"name": NAME})
+    about = worker(rendered)["template"]["metadata"]
+    about["labels"]["training.kubeflow.org/job-name"] = NAME
+    about["labels"] |= {"training.kubeflow.org/job-role": role} if role else {}
+    return {
+        "metadata": {"name": f"{NAME}-worker-{i}", "namespace": NAMESPACE, **about},
+        "spec": pod_spec(rendered),
+        "status": {"phase": "Running", "podIP": f"{prefix}.{100 + i}"},
+    }
+
+
 class Story:
     """What is done to the job, and when."""
 
@@ -38,12 +53,8 @@ class Story:
         flags = ("--steps", str(STEPS), "--checkpoint-every", "4", "--metrics-port", str(PORT))
         self.job = Training(folder / "job", corpus, 3, 31, 2, *flags)
         targets = folder / "pods.json"
-        of_role = [(0, "master"), (1, ""), (FIRST, "master")]
-        addresses = {i: f"{self.job.prefix}.{100 + i}" for i, _ in of_role}
-        write_pods(
-            targets,
-            [pod(NAMESPACE, f"{NAME}-worker-{i}", addresses[i], role) for i, role in of_role],
-        )
+        roles = {0: "master", 1: "", FIRST: "master"}
+        write_pods(targets, [pod(i, self.job.prefix, role) for i, role in roles.items()])
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(write_rules(folder / "rules.yaml"))],
@@ -59,7 +70,7 @@ class Story:
     def scraped(self) -> None:
         """Wait for a scrape of the newest life, after its first step."""
         lives, query = self.lives(), "max(gptddp_incarnation and gptddp_steps_total > 0)"
-        until("a scrape", lambda: self.prometheus.value(query) == lives)
+        until(lambda: self.prometheus.value(query) == lives, "a scrape")
 
     def tell(self) -> None:
         job = self.job
@@ -68,7 +79,7 @@ class Story:
             held.bind((f"{job.prefix}.100", PORT))
             held.listen()
             job.start(0, 1)
-            until("the warning", lambda: f"metrics port {PORT}" in job.log(0))
+            until(lambda: f"metrics port {PORT}" in job.log(0), "the warning")
             job.goes_on(2)
             self.at["held"] = self.began, time.time()
         self.scraped()
@@ -79,11 +90,11 @@ class Story:
 
         job.order(1, "nan")
         skipped = "max(gptddp_nonfinite_steps_total)"
-        until("a skipped step", lambda: self.prometheus.value(skipped) > 0)
+        until(lambda: self.prometheus.value(skipped) > 0, "a skipped step")
 
         began, old = time.time(), job.worker(1)
         job.order(1, "sleep")
-        until("a new worker", lambda: job.worker(1) != old)
+        until(lambda: job.worker(1) != old, "a new worker")
         self.at["hung"] = began, time.time()
         job.goes_on(2)
         self.scraped()

@@ -4,7 +4,7 @@ import os
 
 import pytest
 from support.forked import ranks, train
-from support.report_pages import draw
+from support.report_pages import draw, write
 from support.toy import SMALL
 
 STEPS = 12
@@ -43,3 +43,9 @@ def killed(corpus, tmp_path_factory):
 def page(killed, tmp_path_factory):
     """The page of that run."""
     return draw(killed, out=tmp_path_factory.mktemp("page") / "report.html")
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A run of three lives, two of which were lost."""
+    return write(tmp_path / "run", 60, lives=3)

@@ -7,57 +7,42 @@ import shutil
 import sys
 
 import pytest
-from support.paths import TESTS
 from support.report_pages import Text, draw, figures, points, refused, table, write
 
-from gptddp.report.page import MARK
 from gptddp.run.lease_file import lease_of
 
 ODD = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b[31m</title>"
-
-
-@pytest.fixture
-def written(tmp_path):
-    """A run of three lives."""
-    return write(tmp_path / "run", 60, lives=3)
 
 
 def verdict(page):
     return " ".join(re.search(r'class="lead">(.*?)</p>', page, re.S)[1].split())
 
 
-def test_a_run_of_an_older_version_has_a_page(tmp_path):
-    """It has not written down where its seconds went, and the page says so."""
-    shutil.copytree(TESTS / "fixtures/run-0.1.0/run", tmp_path / "run")
-    os.utime(tmp_path / "run/lease.json", (0, 0))
-    page = draw(tmp_path / "run", out=tmp_path / "report.html")
-    assert "step 18/40" in verdict(page) and ">lost<" in verdict(page)
-    assert "No life of this run has written down where its seconds went" in page
-    assert len(points(figures(page)["loss"], "training")) == 18
-
-
 def test_a_run_without_a_step_has_a_page(tmp_path, written):
     """With its configuration, and no plot."""
     (tmp_path / "new").mkdir()
-    shutil.copy(written / "config.json", tmp_path / "new")
+    start = (written / "ledger.jsonl").read_text().splitlines()[0]
+    (tmp_path / "new/ledger.jsonl").write_text(f"{start}\n")
     page = draw(tmp_path / "new", out=tmp_path / "report.html")
     assert "before its first step" in verdict(page) and "No step has been logged yet" in page
     assert not figures(page)
+    assert "a run records where its seconds went from its first step on" in page
+    assert ["preset", "tiny"] in [row[:2] for row in table(page, "Environment")]
 
 
 def test_torn_files_are_told_and_the_rest_is_drawn(tmp_path, written):
-    """A torn last line of the log, a torn line of the ledger, a torn configuration."""
+    """A torn last line of the log, a torn line of the ledger; no copy is read."""
     log = written / "log.3.jsonl"
     log.write_bytes(log.read_bytes()[:-20])
     ledger = written / "ledger.jsonl"
-    ledger.write_text('{"event": "checkp\n' + ledger.read_text())
+    *events, stop = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join([*events, '{"event": "checkp\n', stop]))
     (written / "config.json").write_text('{"config": ')
-    (written / "finished.json").unlink()
     page = draw(written, out=tmp_path / "report.html")
     assert len(points(figures(page)["loss"], "training")) == 59
     told = " ".join(re.findall(r'class="wrong">(.*?)</p>', page, re.S))
-    assert "a line at byte 0 that is torn" in told and "config.json cannot be used" in told
-    assert table(page, "Lives and restarts")[3][0] == "3"  # the ledger has the configuration too
+    assert re.search(r"a line at byte \d+ that is torn", told) and ">finished<" in page
+    assert table(page, "Lives and restarts")[3][0] == "3"
 
 
 def test_a_hole_in_the_log_is_told(tmp_path, written):
@@ -72,7 +57,6 @@ def test_a_hole_in_the_log_is_told(tmp_path, written):
 @pytest.mark.parametrize("state", ["running", "stopped", "failed", "lost"])
 def test_the_state_is_what_the_files_say(tmp_path, written, state):
     """A held lease: running; a signal: stopped; an error of its own: failed; else it is lost."""
-    (written / "finished.json").unlink()
     *events, stop = (written / "ledger.jsonl").read_text().splitlines()
     if state == "stopped":
         events.append(json.dumps(json.loads(stop) | {"cause": "stopped"}))
@@ -99,17 +83,33 @@ def test_skipped_steps_are_marked(tmp_path, written):
     assert ["23", "skipped: loss or gradient not finite"] in table(page, "What else happened")
 
 
-def test_a_slow_rank_and_a_stall_are_told(tmp_path, written):
-    """With the names that the ledger has, at their steps."""
+def test_a_run_failed_where_too_many_steps_at_its_end_were_skipped(tmp_path, written):
+    """More than max_skipped (10) of them, one after the other."""
+    log, ledger = written / "log.3.jsonl", written / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for last, state in ((10, "lost"), (11, "failed")):
+        bad = {45, *range(61 - last, 61)}
+        skipped = [it | {"loss": None} if it["step"] in bad else it for it in lines]
+        log.write_text("".join(json.dumps(line) + "\n" for line in skipped))
+        said = verdict(draw(written, out=tmp_path / "report.html"))
+        assert f">{state}<" in said and ("the last 11 steps had no finite" in said) == (last == 11)
+
+
+def test_a_slow_rank_a_stall_and_a_spike_are_told(tmp_path, written):
+    """With the names that the ledger has, at their steps; a value that is none is no error."""
     head = {"time": 1.7e9, "generation": 3}
     slow = {"event": "slow", "step": 50, "rank": 1, "name": "rank 1 (w-1)", "ratio": 1.9}
     stall = {"event": "stall", "step": 55, "seconds": 7.5, "ranks": [1], "names": ["rank 1 (w-1)"]}
+    stall["where"] = "rank 1 in next (loader.py:1)"
+    spike = {"event": "spike", "step": 52, "field": "loss", "value": 9.5, "usual": 2.25}
     with open(written / "ledger.jsonl", "a") as ledger:
-        for event in (slow, stall | {"where": "rank 1 in next (loader.py:1)"}):
+        for event in (slow, stall, spike, {"event": "spike", "step": 53, "value": "x"}):
             ledger.write(json.dumps(head | event) + "\n")
     rows = dict(table(draw(written, out=tmp_path / "report.html"), "What else happened")[1:])
     assert rows["50"] == "rank 1 (w-1) is slow: 1.9 times the median"
     assert "after 7.5 s: rank 1 in next" in rows["55"]
+    assert rows["52"] == "loss is 9.5000, where 2.2500 is usual" and "53" in rows
 
 
 def test_nothing_of_a_run_becomes_a_part_of_the_page(tmp_path):
@@ -129,22 +129,23 @@ def test_nothing_of_a_run_becomes_a_part_of_the_page(tmp_path):
 
 
 def test_what_is_no_run_is_refused_with_the_fix(tmp_path, written):
-    """With the runs that lie in it, or the folder to give."""
-    assert f"these are: {written}" in refused(tmp_path, "--out", tmp_path / "report.html")
-    assert "give the folder that --run-dir" in refused(tmp_path / "none")
+    """A folder above the run, or none."""
+    for path in (tmp_path, tmp_path / "none"):
+        told = refused(path, written, "--out", tmp_path / "report.html")
+        assert "give the folder that --run-dir" in told
     assert not list(tmp_path.glob("report.html"))
 
 
 def test_a_file_that_is_no_page_is_not_replaced(tmp_path, written):
-    """A page is: so that the same command draws a live run again and again."""
+    """Nor a folder, or a pipe, which would keep the command for ever. A page is: the same command
+    draws a live run again and again."""
     before = (written / "ledger.jsonl").read_bytes()
-    assert "is no page of gptddp report" in refused(written, "--out", written / "ledger.jsonl")
+    os.mkfifo(tmp_path / "pipe")
+    for out in (written / "ledger.jsonl", tmp_path, tmp_path / "pipe"):
+        assert "is no page of gptddp report" in refused(written, "--out", out)
     assert (written / "ledger.jsonl").read_bytes() == before
-    assert "is a folder" in refused(written, "--out", tmp_path)
-    assert "make it first" in refused(written, "--out", tmp_path / "no/report.html")
-    out = tmp_path / "report.html"
-    draw(written, out=out)
-    assert MARK.decode() in draw(written, out=out)
+    for _ in range(2):
+        assert "<h1>run</h1>" in draw(written, written / "../run", out=tmp_path / "new/report.html")
 
 
 def test_without_the_library_the_install_line_is_printed(tmp_path, written, monkeypatch):

@@ -5,7 +5,7 @@ import random
 
 from support.report_pages import draw, figures, points, write
 
-from gptddp.report.thin import means, thin
+from gptddp.report.curves import means, thin
 from gptddp.run.history import history
 
 

@@ -1,16 +1,13 @@
 """Which code has made which steps: in the ledger, the checkpoints, an audit and a report."""
 
-import json
 import logging
 from types import SimpleNamespace
 
 import pytest
 from support.audits import audit, trained
-from support.forked import TRAIN, ranks
-from support.toy import SMALL
 
-from gptddp.checkpoint import content, store
-from gptddp.report.figures import other_notes
+from gptddp.checkpoint import store
+from gptddp.report import happenings
 from gptddp.run import summary
 from gptddp.run.code import made_by
 from gptddp.run.history import read_ledger
@@ -49,7 +46,7 @@ def test_a_run_says_which_code_made_which_steps(corpus, tmp_path, monkeypatch, c
     for line in ("own code aaaaaaaaaaaa: steps 1 to 3", "own code bbbbbbbbbbbb: steps 4 to 5"):
         assert f"made by: {line}" in text
     assert "made by: the installed code: steps 6 to 7" in text
-    notes = other_notes(SimpleNamespace(skipped=[], events=events))
+    notes = happenings.others(SimpleNamespace(skipped=[], events=events))
     assert (3, "code: own code aaaaaaaaaaaa -> own code bbbbbbbbbbbb") in notes
 
 
@@ -60,21 +57,3 @@ def test_a_run_without_own_code_has_no_word_of_it():
         "the installed code: steps 1 to 2",
         "own code aaaaaaaaaaaa: steps 3 to 3",
     ]
-
-
-def test_ranks_with_different_code_do_not_train_together(corpus, tmp_path):
-    """The one with other code than rank 0 is named, before the first step."""
-    args = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "2"]
-    differ = "import os; os.environ['GPTDDP_CODE'] = 'ab'[int(os.environ['RANK'])] * 64\n"
-    one, two = ranks(2, *args, code=differ + TRAIN)
-    assert one.wait(120) == two.wait(120) == 2
-    said = one.stderr.read() + two.stderr.read()
-    assert f"has another code than rank 0 ({B[:24]} instead of {A[:24]})" in said
-    assert not list((tmp_path / "run").glob("log.*"))
-
-
-def test_a_checkpoint_whose_code_is_no_text_is_refused():
-    """The field is named, as every other that is read."""
-    whole = {"step": 1, "generation": 1, "time": 1.0, "tensors": {}, "meta": {}, "shards": []}
-    assert content.wrong_manifest(json.loads(json.dumps(whole | {"code": A}))) is None
-    assert content.wrong_manifest(whole | {"code": 3}) == "code is 3: it must be text"

@@ -18,7 +18,7 @@ def fail(run, step, generation, rank=0, text="broken"):
 
 
 def log(run, generation, *steps):
-    lines = [json.dumps({"step": step}) for step in steps]
+    lines = [json.dumps({"step": step, "time": 1.0}) for step in steps]
     (run / f"log.{generation}.jsonl").write_text("\n".join(lines) + "\n")
 
 

@@ -1,9 +1,7 @@
 """Damaged and foreign files in a run directory: the next start goes on, or names file and fix."""
 
 import json
-import os
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,11 +9,12 @@ from click.testing import CliRunner
 from support.toy import SMALL
 
 from gptddp import train
+from gptddp.checkpoint import run_state, store
 from gptddp.cli import cli
 from gptddp.config import Config
 from gptddp.flags import from_args
-from gptddp.run.history import history, read_ledger
-from gptddp.run.in_force import config_in_force, is_finished
+from gptddp.run.history import history, last_step, read_ledger
+from gptddp.run.summary import HASH
 
 DEEP = "[" * 100_000
 
@@ -53,41 +52,42 @@ def config(run_dir: Path) -> dict:
     return {name: value for name, value in found.items() if name != "run_dir"}
 
 
-SHAPES = ["null", "[]", "{}", '{"config": 3}', "7", DEEP, '{"run_id": 3}']
-
-
-@pytest.mark.parametrize("text", [*SHAPES, "fail -> gail", '"n_layer": 2 -> "n_layer": -2'])
-def test_what_is_no_configuration_is_written_anew(run_dir, goes_on, caplog, text):
-    """JSON of another shape, or with a value that none can be, as what is torn: kept aside, and
-    the ledger has it."""
-    before, whole = config(run_dir), (run_dir / "config.json").read_text()
-    text = whole.replace(*text.split(" -> ")) if " -> " in text else text
-    (run_dir / "config.json").write_text(text)
-    assert goes_on() == 0
+@pytest.mark.parametrize("text", [None, '"lr": 0.1 -> "lr": 0.3', DEEP])
+@pytest.mark.parametrize("name", ["config.json", "finished.json", "dataset.json"])
+def test_nothing_goes_by_the_copies(run_dir, goes_on, caplog, name, text):
+    """Lost, torn or edited: the run goes on as the ledger says, and they are written anew."""
+    before, path = config(run_dir), run_dir / name
+    whole = path.read_text()
+    path.unlink()
+    if text:
+        path.write_text(whole.replace(*text.split(" -> ")) if " -> " in text else text)
+    assert is_finished(run_dir) and goes_on() == 0
     assert config(run_dir) == before | {"steps": 3}
-    assert (run_dir / "config.json.bad").read_text() == text
-    assert "is torn" in caplog.text and "is gone" not in caplog.text
+    assert not [
+        e for e in read_ledger(run_dir) if e["event"] == "changed" and e["field"] != "steps"
+    ]
+    assert json.loads((run_dir / "finished.json").read_text())["step"] == 3
     assert [line["step"] for line in history(run_dir)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("name", ["config.json", "ledger.jsonl", "lease.json"])
-@pytest.mark.parametrize("target", ["nowhere", "itself"])
-def test_a_link_that_leads_nowhere_is_refused(run_dir, goes_on, capsys, name, target):
-    """At once, with the file and the fix: no wait for a volume, and no new start after it."""
+def is_finished(run_dir: Path) -> bool:
+    return run_state.why_finished(from_args(["--run-dir", str(run_dir), "--steps", "2"])) != ""
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "lease.json"])
+@pytest.mark.parametrize("target", ["nowhere", "itself", "elsewhere"])
+def test_a_link_in_the_place_of_a_file_is_refused(run_dir, goes_on, capsys, name, target):
+    """At once, with the file and the fix: no wait for a volume, and no new start after it. A ledger
+    that is a link could be read, but is never written."""
+    if target == "elsewhere":
+        name = "ledger.jsonl"
+        shutil.copy(run_dir / name, run_dir / target)
     (run_dir / name).unlink(missing_ok=True)
     (run_dir / name).symlink_to(name if target == "itself" else target)
     assert goes_on() == 2
     said = capsys.readouterr().err
     assert str(run_dir / name) in said and "move away the symbolic link" in said
-    assert [line["step"] for line in history(run_dir)] == [1, 2]
-
-
-def test_a_directory_in_the_place_of_the_marker_is_refused(run_dir, goes_on, capsys):
-    """At the start: at its end the run would wait for the disk, and again in each new life."""
-    (run_dir / "finished.json").unlink()
-    (run_dir / "finished.json").mkdir()
-    assert goes_on() == 2
-    assert "finished.json': move away the directory" in capsys.readouterr().err
+    assert last_step(run_dir) == 2
 
 
 @pytest.mark.parametrize("name", ["faults", "checkpoints/.tmp", "checkpoints/.trash"])
@@ -102,79 +102,23 @@ def test_what_is_in_the_place_of_a_folder_is_refused(run_dir, goes_on, capsys, n
     assert goes_on() == 0
 
 
-def test_a_ledger_that_is_a_link_is_refused(run_dir, goes_on, capsys):
-    """It could be read, but is never written: the run would wait for the disk at its end."""
-    os.rename(run_dir / "ledger.jsonl", run_dir / "elsewhere")
-    (run_dir / "ledger.jsonl").symlink_to("elsewhere")
-    assert goes_on() == 2
-    assert "ledger.jsonl': move away the symbolic link" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("steps", ["3", "2"])
-def test_damage_to_the_configuration_changes_nothing(run_dir, goes_on, caplog, steps):
-    """A digit that flipped, also of a fixed field: the warning has both values."""
-    before = config(run_dir)
-    path = run_dir / "config.json"
-    path.write_text(path.read_text().replace('"lr": 0.1', '"lr": 0.3').replace('n": 32', 'n": 64'))
-    assert config(run_dir) != before
-    assert goes_on("--steps", steps) == 0
-    assert config(run_dir) == before | {"steps": int(steps)}
-    assert f"{path} is not what the newest life ran with" in caplog.text
-    assert "lr: 0.3 -> 0.1" in caplog.text and "seq_len: 64 -> 32" in caplog.text
-    fields = [e["field"] for e in read_ledger(run_dir) if e["event"] == "changed"]
-    assert fields == ["steps"] * (steps == "3")
-
-
-@pytest.mark.parametrize("name", ["config.json", "ledger.jsonl"])
-def test_a_file_of_another_run_is_refused(run_dir, begun, goes_on, capsys, name):
-    """Both are named; without the wrong one the run goes on."""
-    shutil.copy(begun / "other" / name, run_dir / name)
-    assert goes_on() == 2
-    said = capsys.readouterr().err
-    assert f"{run_dir / 'config.json'} and {run_dir / 'ledger.jsonl'} are of different" in said
-    assert not (run_dir / "log.2.jsonl").exists()
-    (run_dir / name).unlink()
-    assert goes_on() == 0
-    assert config(run_dir)["lr"] == 0.1
-
-
-def test_the_marker_of_another_run_ends_no_job(run_dir, begun):
-    """Else the launcher would take an unfinished run for complete. An old marker has no id."""
-    asked = from_args(["--run-dir", str(run_dir), "--steps", "2"])
-    assert is_finished(asked)
-    marker = json.loads((run_dir / "finished.json").read_text())
-    shutil.copy(begun / "other" / "finished.json", run_dir / "finished.json")
-    assert not is_finished(asked)
-    del marker["run_id"]
-    (run_dir / "finished.json").write_text(json.dumps(marker))
-    assert is_finished(asked)
-
-
-def test_foreign_lines_of_the_ledger_are_left_out(run_dir, goes_on):
-    """Whatever their fields are."""
-    old = {"time": 1.0, "generation": 1}
-    events = [
-        {"event": "checkpoint", "write_s": "x", "name": "step-000000000002.1"},
-        {"event": "quarantine"},
-        {"event": "quarantine", "step": "x", "row_groups": [1]},
-        {"event": "quarantine", "step": 2, "row_groups": 3},
-        {"event": "quarantine", "step": 2, "row_groups": ["x"]},
-        {"event": "start", "config": 3},
-        {"event": "diverged", "names": 3},
-    ]
-    with (run_dir / "ledger.jsonl").open("a") as ledger:
-        ledger.write("".join(json.dumps(old | event) + "\n" for event in events) + DEEP + "\n")
-    assert goes_on() == 0
-    assert [line["step"] for line in history(run_dir)] == [1, 2, 3]
+def test_a_ledger_of_another_run_is_refused(run_dir, begun, goes_on, capsys):
+    """Its checkpoints are not the ledger's: exit code 4, and nothing is done. With its own ledger
+    put back the run goes on."""
+    whole = (run_dir / "ledger.jsonl").read_bytes()
+    shutil.copy(begun / "other/ledger.jsonl", run_dir / "ledger.jsonl")
+    assert goes_on("--seed", "2") == 4
+    assert "it is of run" in capsys.readouterr().err and not (run_dir / "log.2.jsonl").exists()
+    (run_dir / "ledger.jsonl").write_bytes(whole)
+    assert goes_on() == 0 and config(run_dir)["lr"] == 0.1
 
 
 def test_row_groups_that_are_not_there_cannot_be_left_out(run_dir, goes_on, capsys):
-    """Ledger, field, rule and fix; no life begins. With the line taken out the run goes on."""
+    """Ledger, field, rule and fix; no life begins. With the ledger put back the run goes on."""
     table = {
         "row_groups has 1000000000: it must be a number from 0 to ": {"row_groups": [10**9]},
         "row_groups has 1000000000000000000000000000000: it must": {"row_groups": [10**30]},
         "row_groups has -1: it must be a number from 0 to ": {"row_groups": [0, -1]},
-        "names has 'train/7.parquet#0': row group 0 is train/": {"names": ["train/7.parquet#0"]},
     }
     event = {"event": "quarantine", "time": 1.0, "generation": 1, "step": 2, "row_groups": [0]}
     whole = (run_dir / "ledger.jsonl").read_text()
@@ -184,17 +128,18 @@ def test_row_groups_that_are_not_there_cannot_be_left_out(run_dir, goes_on, caps
         assert goes_on() == 2
         error = capsys.readouterr().err
         assert f"{run_dir / 'ledger.jsonl'}, the event `quarantine` of step 2: {said}" in error
-        assert "take this line out of it and remove ledger.summary.json" in error
+        assert "put the ledger back from a backup" in error
         assert (run_dir / "ledger.jsonl").read_text() == ledger
     (run_dir / "ledger.jsonl").write_text(whole)
     assert goes_on() == 0
 
 
 LEFT_OUT = {
+    '"event": "quarantine"': "a 'quarantine' of generation 1 at byte ",
+    '"event": "start", "config": 3': "a 'start' of generation 1 at byte ",
+    '"event": "diverged", "names": 3': "a 'diverged' of generation 1 at byte ",
     '"event": "quarantine", "step": 2, "row_groups": ["x"]': "row_groups is ['x']: it must be",
     '"event": "quarantine", "step": -1, "row_groups": [0]': "step is -1: it must be a number",
-    '"event": "quarantine", "step": 2, "row_groups": [Infinity]': "row_groups is [inf]: it must",
-    '"event": "quarantine", "step": Infinity, "row_groups": [0]': "step is inf: it must be",
     '"event": "checkpoint", "write_s": "x"': "a 'checkpoint' of generation 1 at byte ",
     '"event": "checkpoint", "write_s": 1' + "0" * 400: "int too large",
     '"event": "start", "generation": 1' + "0" * 300: " that is torn, or no event",
@@ -210,31 +155,93 @@ def test_what_is_left_out_of_the_ledger_is_told(run_dir, goes_on, caplog):
     assert goes_on() == 0
     assert f"{run_dir / 'ledger.jsonl'}: what cannot be used is left out: " in caplog.text
     assert [said for said in LEFT_OUT.values() if said not in caplog.text] == []
-    assert (run_dir / "log.2.jsonl").exists()
+    assert [line["step"] for line in history(run_dir)] == [1, 2, 3]
 
 
-def test_a_ledger_that_is_gone_is_told(run_dir, goes_on, caplog):
-    """The run goes on from its checkpoint, and the warning says what nobody knows any more."""
-    (run_dir / "ledger.jsonl").unlink()
-    assert goes_on() == 0
-    assert (
-        f"{run_dir / 'ledger.jsonl'} has no start of a life, and the run has had 1" in caplog.text
-    )
-
-
-def test_a_ledger_that_has_lost_its_end_does_not_undo_a_change(run_dir, goes_on, caplog):
-    """Cut, or put back from an old backup: what config.json has is newer, and the start says it."""
+def test_a_ledger_that_is_lost_leaves_the_run_as_its_newest_checkpoint_says(
+    run_dir, goes_on, caplog
+):
+    """All of it, or its end (an old backup): configuration, id and step are those of the newest
+    life, for the launcher too; a warning says what nobody knows any more."""
     old = (run_dir / "ledger.jsonl").read_bytes()
     assert goes_on("--lr", "0.05", "--keep", "9") == 0
-    before = config(run_dir)
-    for lost in (1, 0):
-        (run_dir / "ledger.jsonl").write_bytes(old * lost)  # then nothing of it
-        assert config_in_force(Config(run_dir=str(run_dir))).lr == 0.05
+    before, run_id = config(run_dir), run_state.read(run_dir).run_id
+    for lost, has in ((1, "ends with life 1"), (0, "has no start of a life")):
+        (run_dir / "ledger.jsonl").write_bytes(old * lost)
+        (run_dir / "config.json").unlink()
+        assert run_state.in_force(Config(run_dir=str(run_dir))).lr == 0.05
+        caplog.clear()
         assert goes_on("--steps", str(5 - lost)) == 0
         assert config(run_dir) == before | {"steps": 5 - lost}
-    assert f"{run_dir / 'ledger.jsonl'} ends with life 1, and the run has had 2: put" in caplog.text
-    assert "the ledger counts" not in caplog.text
-    assert [e["config"]["lr"] for e in read_ledger(run_dir) if e["event"] == "start"] == [0.05]
+        assert f"{run_dir / 'ledger.jsonl'} {has}, and the run has had {3 - lost}" in caplog.text
+        assert run_state.read(run_dir).run_id == run_id
+    assert [line["step"] for line in history(run_dir)] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_of_which_neither_ledger_nor_checkpoint_is_left_is_refused(
+    run_dir, goes_on, capsys, caplog
+):
+    """By name, whatever is left; nothing is done. With --from-scratch it begins at step 0, as
+    another run."""
+    run_id = run_state.read(run_dir).run_id
+    shutil.rmtree(run_dir / "checkpoints")
+    kept = {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
+    for left in (["config.json", "log.1.jsonl"], ["config.json"], ["dataset.json"]):
+        for path, content in kept.items():
+            path.unlink(missing_ok=True)
+            if path.name in left:
+                path.write_bytes(content)
+        there = sorted(run_dir.iterdir())
+        assert goes_on() == 4
+        said = capsys.readouterr().err
+        assert left[-1] in said and "give --from-scratch to begin at step 0 again" in said
+        assert sorted(run_dir.iterdir()) == there
+    (run_dir / "ledger.jsonl").write_text('{"event": "sta\n')
+    assert goes_on("--seed", "5") == 4
+    assert goes_on("--seed", "5", "--from-scratch") == 0
+    assert run_state.read(run_dir).run_id != run_id and config(run_dir)["seed"] == 5
+    assert "as --from-scratch says" in caplog.text
+
+
+def test_a_life_that_is_killed_before_its_start_leaves_no_run(corpus, tmp_path, train_here):
+    """Its ledger has half a line, its folder what else a life makes: the next one begins."""
+    run = tmp_path / "run"
+    (run / "checkpoints/.tmp").mkdir(parents=True)
+    (run / "faults").mkdir()
+    (run / "ledger.jsonl").write_text('{"event": "start", "time"')
+    flags = ["--data", str(corpus), "--run-dir", str(run), "--steps", "1"]
+    assert train.main([*SMALL, *flags]) == 0
+
+
+def test_a_folder_that_is_something_else_is_refused(corpus, tmp_path, train_here, capsys):
+    """A dataset, or a model: nobody is told to delete a file of it, and nothing is written."""
+    data, model = tmp_path / "data", tmp_path / "model"
+    shutil.copytree(corpus, data)
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "gpt2"}')
+    for folder, said in (
+        (data, "is a dataset and no run"),
+        (model, "by `gptddp train --init-from"),
+    ):
+        there = sorted(folder.rglob("*"))
+        assert train.main([*SMALL, "--data", str(corpus), "--run-dir", str(folder)]) == 2
+        error = capsys.readouterr().err
+        assert said in error and "remove" not in error and sorted(folder.rglob("*")) == there
+
+
+def test_a_run_of_version_0_1_0_is_refused(run_dir, goes_on, capsys):
+    """In one sentence, by every command that would need its configuration."""
+    new = (HASH, "sums", "config", "run_id")
+    events = [{k: v for k, v in it.items() if k not in new} for it in read_ledger(run_dir)]
+    (run_dir / "ledger.jsonl").write_text("".join(json.dumps(it) + "\n" for it in events))
+    for path in run_dir.glob("checkpoints/step-*"):
+        manifest = {k: v for k, v in store.unsealed(path).items() if k not in new}
+        (path / store.MANIFEST).write_bytes(store._seal(manifest))
+    wanted = f"run {run_dir} was begun by gptddp 0.1.0, which this version cannot read"
+    assert goes_on() == 2 and wanted in capsys.readouterr().err
+    for command in (["sample"], ["checkpoints", "--export", str(run_dir / "out")]):
+        done = CliRunner().invoke(cli, [command[0], str(run_dir), *command[1:]])
+        assert done.exit_code == 2 and wanted in done.stderr
 
 
 ODD = {
@@ -261,28 +268,25 @@ def oddly(run_dir: Path, odd) -> None:
         path = run_dir / name
         found = [json.loads(line) for line in path.read_text().splitlines()]
         kinds = {it.get("event"): it for it in found}.values()
-        more = [it | {field: odd} for it in kinds for field in [*it, "row_groups", "log"]]
+        more = [it | {field: odd} for it in kinds for field in [*it, "row_groups"]]
         with path.open("a") as file:
             file.write("".join(json.dumps(line) + "\n" for line in more))
     for name in IN_BOOKS[2:]:
         kept = json.loads((run_dir / name).read_text())
-        fields = [field for field in kept if field != "sha256"]
-        (run_dir / name).write_text(json.dumps(kept | dict.fromkeys(fields, odd)))
-    (run_dir / "checkpoints" / "LATEST").write_bytes(str(odd).encode(errors="surrogatepass"))
+        (run_dir / name).write_text(json.dumps(dict.fromkeys(kept, odd)))
 
 
 @pytest.mark.parametrize("odd", ODD)
 def test_no_value_of_a_field_ends_a_command_with_a_traceback(run_dir, begun, corpus, odd):
     """Those that read the books: they answer, or name what is wrong, and exit as documented."""
     oddly(run_dir, ODD[odd])
-    commands = (["log"], ["checkpoints"], ["checkpoints", "--prune"])
-    for command in (*commands, ["fingerprints", str(begun / "run")]):
+    for command in (["log"], ["checkpoints"], ["fingerprints", str(begun / "run")]):
         done = CliRunner().invoke(cli, [command[0], str(run_dir), *command[1:]])
         assert done.exception is None or isinstance(done.exception, SystemExit), command
         assert done.exit_code in (0, 1, 2) and "Traceback" not in done.output
 
 
-@pytest.mark.parametrize("name", ["config.json", "ledger.jsonl", "log.1.jsonl", "checkpoints"])
+@pytest.mark.parametrize("name", ["ledger.jsonl", "log.1.jsonl", "checkpoints"])
 @pytest.mark.parametrize("link", [False, True])
 def test_what_is_in_the_place_of_a_file_ends_no_command_with_a_traceback(run_dir, name, link):
     """A folder, or a link that leads to itself: it is named, with the fix."""
@@ -303,42 +307,6 @@ def test_no_value_of_a_field_ends_a_start_with_a_traceback(
     oddly(run_dir, ODD[odd])
     assert goes_on() in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
-
-
-def tidied() -> None:
-    """Wait for what a life does beside its steps."""
-    for thread in threading.enumerate():
-        if thread.name == "tidy":
-            thread.join(60)
-
-
-def test_a_start_says_what_the_log_lacks(run_dir, goes_on, caplog):
-    """The log of the life before, or an older one, is lost: the first and the last missing step."""
-    assert goes_on() == goes_on("--steps", "6") == 0
-    tidied()
-    assert "the log of run" not in caplog.text
-    (run_dir / "log.2.jsonl").rename(run_dir / "aside")
-    assert goes_on("--steps", "7") == 0
-    tidied()
-    assert f"the log of run {run_dir} is not whole, or not all of it" in caplog.text
-    assert "it lacks step 3: put what is missing back" in caplog.text
-    (run_dir / "aside").rename(run_dir / "log.2.jsonl")
-    (run_dir / "log.4.jsonl").unlink()
-    (run_dir / "log.3.jsonl").unlink()
-    assert goes_on("--steps", "8") == 0
-    assert "it lacks steps 4 to 7: put what is missing back" in caplog.text
-
-
-def test_a_start_says_that_the_log_is_of_another_run(run_dir, begun, goes_on, caplog):
-    """Its line of the step that the run goes on from has another chain_fp than the checkpoint.
-    Nothing of it is logged again as this run's, and it stays as it is."""
-    shutil.copy(begun / "other" / "log.1.jsonl", run_dir / "log.1.jsonl")
-    foreign = (run_dir / "log.1.jsonl").read_bytes()
-    (run_dir / "log.1.jsonl").write_bytes(foreign.replace(b', "val_loss"', b', "other"'))
-    assert goes_on("--eval-every", "2") == 0
-    assert "is not whole, or not all of it this run's: its step 2 has the chain_fp '" in caplog.text
-    lines = (run_dir / "log.2.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [3]
 
 
 @pytest.mark.parametrize("line", [{"step": 10**30, "time": 1.0}, {"step": 9}, {"step": -1}])

@@ -3,36 +3,40 @@
 import itertools
 import logging
 
+import pytest
+from support import ledgers
 from support.field_values import BEGUN
 
+from gptddp.checkpoint import run_state
 from gptddp.config import Config
-from gptddp.files import write_json_atomic
-from gptddp.run.history import history
-from gptddp.run.in_force import is_finished, why_finished
+from gptddp.run.history import history, read_ledger
 from gptddp.training import life as training_life
 
 
-def test_a_run_that_was_extended_and_stopped_is_not_finished(tmp_path):
-    """Its marker is of the end before; more steps are wanted, given again or not."""
+def test_a_run_is_finished_if_a_budget_has_ended_its_newest_life(tmp_path):
+    """Not one that a signal has stopped, that goes on, or of which more is asked for."""
     asked = Config(run_dir=str(tmp_path))
-    write_json_atomic(tmp_path / "finished.json", {"step": 3, "steps": 3})
-    for steps in (3, 5):
-        write_json_atomic(tmp_path / "config.json", {"config": BEGUN | {"steps": steps}})
-        assert is_finished(asked) is (steps == 3)
-
-
-def test_fewer_steps_than_are_done_are_no_way_back(life, tmp_path, caplog):
-    """Trainer and launcher say field, rule and fix; exit code 0, and no step is undone."""
-    caplog.set_level(logging.INFO)
-    run = tmp_path / "run"
-    wanted = "steps is 2, but 3 steps are done, and none is undone: the run is finished; --steps"
-    assert life(**BEGUN) == 0 and life(steps=2) == 0
-    assert wanted in caplog.text and "changed after step 3: steps: 3 -> 2" in caplog.text
-    assert "of 2" not in caplog.text
-    assert why_finished(Config(run_dir=str(run))).startswith(wanted)
-    assert why_finished(Config(run_dir=str(run), steps=1)).startswith("steps is 1, but 3")
-    assert not why_finished(Config(run_dir=str(run), steps=4))
-    assert life(steps=4) == 0 and [line["step"] for line in history(run)] == [1, 2, 3, 4]
+    stop = {"event": "stop", "step": 3, "tokens": 7, "train_s": 2.0, "cause": "steps"}
+    for more, finished in (
+        ([stop], True),
+        ([stop | {"cause": "stopped"}], False),
+        ([stop, {"event": "start", "generation": 2, "config": BEGUN}], False),
+        ([stop | {"step": 2}], False),
+        ([stop | {"step": 2, "tokens": 400000, "cause": "max_tokens"}], True),
+        ([stop | {"step": 2, "train_s": 4000.0, "cause": "max_time"}], True),
+        ([stop | {"step": "x"}], False),
+    ):
+        ledgers.begun(tmp_path, BEGUN, *more)
+        assert bool(run_state.why_finished(asked)) == finished, more
+    ledgers.begun(tmp_path, BEGUN, stop)
+    assert run_state.why_finished(asked)
+    (tmp_path / "log.2.jsonl").touch()  # a life that the ledger has lost has gone on
+    assert not run_state.why_finished(asked)
+    (tmp_path / "log.2.jsonl").unlink()
+    assert not run_state.why_finished(Config(run_dir=str(tmp_path), steps=4))
+    assert not run_state.why_finished(Config(run_dir=str(tmp_path), seed=8))  # the trainer refuses
+    assert not run_state.why_finished(Config(run_dir=str(tmp_path), from_scratch=True))
+    assert not run_state.why_finished(Config())
 
 
 def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(
@@ -52,25 +56,29 @@ def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(
     assert life(steps=1) == 0
     lines = list(history(tmp_path / "run"))
     assert len(lines) == 3 and {"val_loss", "state_fp"} <= lines[-1].keys()
+    assert run_state.why_finished(Config(run_dir=str(tmp_path / "run"))).startswith(
+        "steps is 1, but"
+    )
 
 
-def test_time_that_is_used_up_is_said(life, tmp_path, caplog):
-    """A run that its max_time has ended keeps it: another life ends at once and says the fix."""
+@pytest.mark.parametrize(
+    ("budget", "said", "more"),
+    [
+        ({"steps": 3}, "all 3 steps are done: a larger --steps goes on", {"steps": 4}),
+        (
+            {"steps": 100000, "max_time": 0.05},
+            "max_time of 0.05 s is used up: a larger --max-time goes on",
+            {"max_time": 0.0},
+        ),
+    ],
+)
+def test_a_start_that_has_no_step_to_do_does_nothing(life, tmp_path, caplog, budget, said, more):
+    """It says what goes on; the ledger has nothing of it, so no second is counted for it."""
     caplog.set_level(logging.INFO)
-    assert life(**BEGUN | {"steps": 100000, "max_time": 0.05}) == 0
-    steps = len(list(history(tmp_path / "run")))
+    run = tmp_path / "run"
+    assert life(**BEGUN | budget) == 0
+    steps, events = len(list(history(run))), read_ledger(run)
     caplog.clear()
-    assert life() == 0 and len(list(history(tmp_path / "run"))) == steps < 100000
-    assert "max_time of 0.05 s is used up: a larger --max-time goes on" in caplog.text
-    assert life(max_time=0.0, steps=steps + 1) == 0
-    assert len(list(history(tmp_path / "run"))) == steps + 1
-
-
-def test_a_run_that_is_done_says_how_it_goes_on(life, caplog):
-    """Started again it does no step; what it prints is plain, of one rank too."""
-    caplog.set_level(logging.INFO)
-    assert life(**BEGUN) == 0
-    assert "k parameters" in caplog.text and ", 1 rank;" in caplog.text
-    assert "a larger --steps goes on" not in caplog.text
     assert life() == 0
-    assert f"all {BEGUN['steps']} steps are done: a larger --steps goes on" in caplog.text
+    assert said in caplog.text and read_ledger(run) == events
+    assert life(**more | {"steps": steps + 1}) == 0 and len(list(history(run))) == steps + 1

@@ -2,13 +2,10 @@
 
 import json
 import math
-import time
 from pathlib import Path
 
 import pytest
 from support.forked import ranks
-from support.local_jobs import until
-from support.owned import check_owners, owned
 from support.toy import SMALL
 
 from gptddp.run import summary
@@ -21,7 +18,7 @@ from gptddp.run.recovery import UNKNOWN, last_life
 DELAYED = """
 import os, sys, time
 from gptddp import train
-from gptddp.training import quarantine
+from gptddp.training import life, quarantine
 from gptddp.training.late_save import LateSave
 from gptddp.training.recorder import Recorder
 def late(work, calls, *ranks):
@@ -33,24 +30,11 @@ def late(work, calls, *ranks):
     return called
 quarantine.next_batch = late(quarantine.next_batch, [], "1")
 train.forward_backward = late(train.forward_backward, [], "0")
-train.evaluate = late(train.evaluate, [1, 1, 1], "0", "1")
+life.evaluate = late(life.evaluate, [1, 1, 1], "0", "1")
 LateSave.copy = late(LateSave.copy, [1, 1, 1], "0")
 Recorder.step = late(Recorder.step, [], "0")
 sys.exit(train.main(sys.argv[1:]))
 """
-
-SLOWLY = """
-import sys, time
-from gptddp import train
-step = train.forward_backward
-train.forward_backward = lambda *args: time.sleep(0.1) or step(*args)
-sys.exit(train.main(sys.argv[1:]))
-"""
-
-
-def logged_since(run: Path, began: float) -> int:
-    """How many steps were done since then."""
-    return sum(line["time"] > began for line in history(run))
 
 
 @pytest.fixture(scope="module")
@@ -142,18 +126,6 @@ def test_a_fault_and_a_stop_between_lives_have_owners():
     }
 
 
-def test_steps_of_a_life_that_nobody_survived_count_as_trained():
-    """Up to its last step in the log: the next life counts the same steps as redone."""
-    one = life(1, 1000.0, 2, init=2.0, step=20.0)
-    events = [
-        one["start"],
-        {"event": "checkpoint", "generation": 1, "time": 1022.0, "phases": one["phases"]},
-        {"event": "end", "generation": 1, "time": 1041.0, "at": 1030.0},
-        life(2, 1040.0, 2, init=1.0)["start"],
-    ]
-    assert owned_by(*events) == {"training": 2 * 28, "start": 2 * 2, "reforming": 2 * 10}
-
-
 def test_ranks_that_begin_later_do_not_change_the_sum():
     """The seconds in which one of them is not there yet belong to the start."""
     start = {"event": "start", "generation": 1, "world_size": 2, "time": 1002.0, "seconds": 2.0}
@@ -165,13 +137,8 @@ def test_ranks_that_begin_later_do_not_change_the_sum():
 @pytest.mark.parametrize(
     "phases",
     [
-        *("x", {"step": 3}, {"step": ["a", "b"]}, {"step": [1.0]}, {"step": []}, None),
-        *(
-            {"step": [99.0]},
-            {"step": [99.0] * 3},
-            {"step": [math.inf, 1.0]},
-            {"step": [99.0, -1.0]},
-        ),
+        *("x", {"step": 3}, {"step": ["a", "b"]}, {"step": []}, None, {"step": [99.0]}),
+        *({"step": [99.0] * 3}, {"step": [math.inf, 1.0]}, {"step": [99.0, -1.0]}),
         {"step": [21.0, 21.0]},  # of earlier, by a late writer
     ],
 )
@@ -186,21 +153,22 @@ def test_a_table_that_none_can_be_is_not_counted_and_stops_nothing(phases):
 ONE = life(1, 1000.0, 2, init=2.0, step=20.0)  # its phases say what was until 1022
 LOST = {"event": "end", "generation": 1, "time": 1041.0, "at": 1030.0, "step": 9}
 SURVIVED = LOST | {"phases": ONE["phases"], "since_s": 8.0, "survived": True}
+AFTER_A_SURVIVOR = {"training": 40, "detection": 16, "start": 4, "reforming": 20}
+DONE = {"training": 56, "start": 4, "reforming": 20}
 
 
 @pytest.mark.parametrize(
     ("end", "owned"),
     [
-        (SURVIVED, {"training": 40, "detection": 16, "start": 4, "reforming": 20}),
+        (SURVIVED, AFTER_A_SURVIVOR),
         # in its first step: no table was ever agreed on
         (SURVIVED | {"phases": {}, "since_s": 30}, {"detection": 60, "reforming": 20}),
-        (SURVIVED | {"survived": False}, {"training": 56, "start": 4, "reforming": 20}),
+        (SURVIVED | {"survived": False}, DONE),
         # its clock was an hour ahead, or behind
-        (SURVIVED | {"at": 4630.0}, {"training": 40, "detection": 16, "start": 4, "reforming": 20}),
-        (
-            SURVIVED | {"at": -2570.0},
-            {"training": 40, "detection": 16, "start": 4, "reforming": 20},
-        ),
+        (SURVIVED | {"at": 4630.0}, AFTER_A_SURVIVOR),
+        (SURVIVED | {"at": -2570.0}, AFTER_A_SURVIVOR),
+        # nobody has survived: by its last step in the log
+        (LOST | {"phases": ONE["phases"]} | {"survived": False}, DONE),
     ],
 )
 def test_what_was_between_the_last_agreement_and_the_next_life(end, owned):
@@ -257,25 +225,3 @@ def test_the_phases_of_an_older_life_are_not_those_of_one_that_left_no_word(tmp_
     logged = {"phases": {"step": [9.0]}, "since_s": 2.5, "survived": False}
     assert lost(tmp_path, 1, None) == logged
     assert lost(tmp_path, 1, fault | {"cause": UNKNOWN}) == logged
-
-
-def test_a_life_that_all_ranks_leave_at_once_has_its_owners(corpus, tmp_path):
-    """Killed twice, the second time among the steps done again; the sum is what went by."""
-    run = tmp_path / "run"
-    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run), "--checkpoint-every", "3600"]
-    for _ in range(2):
-        began, processes = time.time(), ranks(2, *flags, "--steps", "5000", code=SLOWLY)
-        until(lambda began=began: logged_since(run, began) >= 10, timeout_s=60)
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.wait(10)
-        time.sleep(1.0)
-    for process in ranks(2, *flags, "--steps", "24"):
-        assert process.wait(60) == 0, process.stderr.read()
-    found = owned(run)
-    assert found["redone"] >= 2 * 10 * 0.1
-    assert found["training"] + found["waiting"] >= 2 * 10 * 0.1
-    assert found["reforming"] >= 2 * 1.0
-    start, *_, stop = read_ledger(run)
-    check_owners(run, 2 * (stop["time"] - start["time"] + start["seconds"]))

@@ -7,10 +7,12 @@ import sys
 import time
 
 import pytest
+from support import ledgers
 from support.toy import SMALL
 from support.trainer_patches import lose_a_peer
 
 from gptddp.run import recovery
+from gptddp.run.directory import log_path
 from gptddp.run.history import history, read_ledger
 
 
@@ -35,6 +37,23 @@ def test_a_lost_peer_is_in_the_ledger_with_its_seconds(run, tmp_path):
     assert recovered["total_s"] == pytest.approx(fourth["time"] - third["time"], abs=0.01)
     kinds = [event["event"] for event in read_ledger(tmp_path / "run")]
     assert kinds == ["start", "end", "start", "recovered", "checkpoint", "stop"]
+
+
+def test_a_recovery_after_redone_steps_counts_from_the_newest_step(run, tmp_path):
+    """Not from the highest one, which a life before has logged an hour ago and nobody has kept."""
+    assert run("--steps", "2") == 0
+    lose_a_peer(run, "--steps", "9", at=5)
+    for file in (tmp_path / "memory").iterdir():
+        file.unlink()
+    log = log_path(tmp_path / "run", 2)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps(it | {"time": it["time"] - 3600}) + "\n" for it in lines))
+    lose_a_peer(run, "--steps", "9", at=2)
+    assert run("--steps", "9") == 0
+    found = [(it["generation"], it["step"], it["total_s"]) for it in events(tmp_path, "recovered")]
+    assert [it[:2] for it in found[1:]] == [(3, 3), (4, 4)]
+    assert found[1][2] > 3000 and found[2][2] < 600
+    assert [event["step"] for event in events(tmp_path, "end")] == [6, 3]
 
 
 def test_a_life_that_nobody_survived_has_an_end_too(corpus, tmp_path):
@@ -109,8 +128,8 @@ def test_short_lives_do_not_put_off_the_checkpoint(run, tmp_path, ago_s, saved):
     """
     flags = ("--steps", "6", "--checkpoint-every", "3600")
     lose_a_peer(run, *flags)
-    ledger = tmp_path / "run/ledger.jsonl"
     (start,) = read_ledger(tmp_path / "run")
-    ledger.write_text(json.dumps(start | {"time": time.time() - ago_s}) + "\n")
+    ago = time.time() - ago_s
+    ledgers.write(tmp_path / "run", [start | {"time": ago, "run_began": ago}])
     assert run(*flags) == 0
     assert [event["step"] for event in events(tmp_path, "checkpoint")] == saved

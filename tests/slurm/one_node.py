@@ -9,11 +9,13 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
-import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from support.processes import free_port
+from support.waiting import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue")
 SBIN = "/usr/sbin"  # not on the PATH of every user
@@ -58,7 +60,7 @@ class OneNode:
     """Three daemons; `environment` is for the programs that talk to them."""
 
     def __init__(self, folder: Path) -> None:
-        """Start them, and wait until the node is idle. Raises RuntimeError with ends of logs."""
+        """Start them, and wait until the node is idle."""
         self.folder = folder
         path = f"{os.environ['PATH']}:{SBIN}"
         if missing := [name for name in PROGRAMS if not shutil.which(name, path=path)]:
@@ -68,7 +70,9 @@ class OneNode:
         self.processes: list[subprocess.Popen[bytes]] = []
         for name in ("state", "spool"):
             (folder / name).mkdir()
-        conf.write_text(CONFIG.format(ports=free_ports(2), user=getpass.getuser(), folder=folder))
+        conf.write_text(
+            CONFIG.format(ports=(free_port(), free_port()), user=getpass.getuser(), folder=folder)
+        )
         try:
             self._start()
         except BaseException:
@@ -83,10 +87,10 @@ class OneNode:
         munge = [f"{option}={self.folder / name}" for option, name in at.items()]
         socket_file = self.folder / "munge.socket"
         self._daemon("munged", "--foreground", "--force", f"--socket={socket_file}", *munge)
-        self._until(socket_file.exists, "munge.log")
+        self._until(socket_file.exists)
         self._daemon("slurmctld", "-D", "-c")
         self._daemon("slurmd", "-D", "-c", "-N", "localhost")
-        self._until(lambda: "idle" in self.output("sinfo", "-h", "-o", "%t"), "slurmctld.log")
+        self._until(lambda: "idle" in self.output("sinfo", "-h", "-o", "%t"))
 
     def _daemon(self, *command: str) -> None:
         log = (self.folder / f"{command[0]}.out").open("wb")
@@ -94,15 +98,12 @@ class OneNode:
             started = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
         self.processes.append(started)
 
-    def _until(self, holds, log: str) -> None:
-        end = time.monotonic() + 60.0
-        while not holds():
-            dead = any(process.poll() is not None for process in self.processes)
-            if dead or time.monotonic() > end:
-                files = [self.folder / log, *self.folder.glob("*.out")]
-                text = "\n".join(f.read_text()[-1500:] for f in files if f.exists())
-                raise RuntimeError(f"Slurm does not start:\n{text}")
-            time.sleep(0.2)
+    def _until(self, holds: Callable[[], Any]) -> None:
+        until(holds, "Slurm", 60, poll_s=0.2, why=self._logs)
+
+    def _logs(self) -> str:
+        files = [*self.folder.glob("*.log"), *self.folder.glob("*.out")]
+        return "\n".join(file.read_text()[-1500:] for file in files)
 
     def output(self, *command: str) -> str:
         """What a program prints; "" of one that fails."""
@@ -121,21 +122,3 @@ class OneNode:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody had a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
-if __name__ == "__main__":  # one_node.py FOLDER: until Ctrl-C, to try things by hand
-    node = OneNode(Path(sys.argv[1]))
-    try:
-        print(f"export SLURM_CONF={node.environment['SLURM_CONF']}", flush=True)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
-    finally:
-        node.stop()

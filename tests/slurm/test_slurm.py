@@ -12,14 +12,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from slurm.one_node import OneNode
 from support.paths import ROOT
+from support.processes import ending, workers
 from support.toy import SMALL
+from support.waiting import until
 
 from gptddp.cli import cli as gptddp
 from gptddp.run.history import last_step, read_ledger
@@ -91,10 +92,7 @@ class Job:
 
     def until(self, holds) -> None:
         """Wait for it; three minutes are enough on a busy machine too."""
-        end = time.monotonic() + 180.0
-        while not holds():
-            assert time.monotonic() < end, f"{self.facts()}\n{self.log()}"
-            time.sleep(0.2)
+        until(holds, "it", 180, poll_s=0.2, why=lambda: f"{self.facts()}\n{self.log()}")
 
     def process(self, name: str, value: str, program: str) -> int:
         """The process id of the job's process with this variable and word in its command.
@@ -112,14 +110,9 @@ class Job:
         return min(found)
 
 
-def children(pid: int) -> list[int]:
-    return [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 @pytest.fixture
 def submit(node, corpus, tmp_path):
     """submit(example, ranks, *options of sbatch): a job of so many ranks on the one node."""
-    jobs = []
 
     def begin(example: str, ranks: int, *options: str, flags=FLAGS) -> Job:
         lines = {"data": corpus, "run": tmp_path / "run", "python": sys.executable}
@@ -130,12 +123,9 @@ def submit(node, corpus, tmp_path):
         else:
             size = [f"--ntasks-per-node={ranks}", "--cpus-per-task=1"]
         size += ["--nodes=1", "--mem=3G", "--gres=none"]
-        jobs.append(Job(node, tmp_path, *size, *options, edited(example, tmp_path, **lines)))
-        return jobs[-1]
+        return Job(node, tmp_path, *size, *options, edited(example, tmp_path, **lines))
 
-    yield begin
-    for job in jobs:
-        node.output("scancel", job.id)
+    yield from ending(begin, lambda job: node.output("scancel", job.id))
 
 
 def assert_same_bits(run: Path, undisturbed: Path) -> None:
@@ -183,8 +173,7 @@ def test_a_requeued_launcher_goes_on_and_a_killed_worker_needs_no_requeue(submit
     job.until(lambda: stops(job.run))
     job.reach(last_step(job.run) + MID)
     launcher = job.process("SLURM_PROCID", "0", "gptddp.launch")
-    worker = [child for server in children(launcher) for child in children(server)][-1]
-    os.kill(worker, signal.SIGKILL)
+    os.kill(workers(launcher)[-1], signal.SIGKILL)
     facts = job.end()
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), job.log()
     assert_same_bits(job.run, undisturbed)

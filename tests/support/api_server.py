@@ -7,6 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from gptddp.k8s.cluster import connect
+
 PLURALS = {
     "PyTorchJob": "pytorchjobs",
     "Pod": "pods",
@@ -17,6 +19,24 @@ PLURALS = {
     "WorkloadPriorityClass": "workloadpriorityclasses",
 }
 SHAPES = {plural: kind for kind, plural in PLURALS.items()}
+
+
+def named(name, **entry):
+    return [{"name": name, **entry}]
+
+
+def kubeconfig(path, server="http://127.0.0.1:9", **entries):
+    """Write a kubeconfig of one context; `entries` replace whole parts, None leaves one out."""
+    cluster = server if isinstance(server, dict) else {"server": server}
+    config = {
+        "current-context": "x",
+        "clusters": named("c", cluster=cluster),
+        "users": named("u", user={}),
+        "contexts": named("x", context={"cluster": "c", "user": "u"}),
+    }
+    config |= {key.replace("_", "-"): value for key, value in entries.items()}
+    path.write_text(json.dumps({key: it for key, it in config.items() if it is not None}))
+    return path
 
 
 class Log:
@@ -51,13 +71,7 @@ class FakeAPI:
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
         self.kubeconfig = folder / "kubeconfig"
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        named = {
-            "clusters": [{"name": "c", "cluster": {"server": self.url}}],
-            "users": [{"name": "u", "user": {}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        }
-        config = {"apiVersion": "v1", "kind": "Config", "current-context": "x", **named}
-        self.kubeconfig.write_text(json.dumps(config))
+        kubeconfig(self.kubeconfig, self.url)
 
     def put(self, *objects):
         for obj in objects:
@@ -164,3 +178,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+class HeaderAPI(FakeAPI):
+    """Keeps the token of every request, and refuses those that a test names."""
+
+    def __init__(self, folder):
+        self.tokens, self.refused = [], set()
+
+        class Handler(_Handler):
+            def do_GET(handler):
+                self.tokens.append(handler.headers.get("Authorization", "").removeprefix("Bearer "))
+                if self.tokens[-1] in self.refused:
+                    return handler._status(401, "Unauthorized")
+                super().do_GET()
+
+        self.handler = Handler
+        super().__init__(folder)
+
+    def as_user(self, **user):
+        """A cluster for a user with these entries."""
+        return connect(None, kubeconfig(self.kubeconfig, self.url, users=named("u", user=user)))

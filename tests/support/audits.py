@@ -6,10 +6,11 @@ from pathlib import Path
 
 from click.testing import CliRunner
 from support.toy import SMALL, training_here
+from support.waiting_writer import Writer
 
 from gptddp import train
+from gptddp.checkpoint import store
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 from gptddp.cli import cli
 from gptddp.run.directory import LEDGER
 
@@ -17,15 +18,14 @@ FLAGS = ["--steps", "8", "--eval-every", "3", "--checkpoint-every", "0", "--keep
 
 
 def trained(corpus: Path, folder: Path, *flags: str) -> Path:
+    flags = (*SMALL, *FLAGS, "--data", str(corpus), "--run-dir", str(folder), *flags)
     with training_here():
-        assert (
-            train.main([*SMALL, *FLAGS, "--data", str(corpus), "--run-dir", str(folder), *flags])
-            == 0
-        )
+        assert train.main(flags) == 0
     return folder
 
 
 def audit(run, *flags):
+    """The exit code, and all that the command says."""
     result = CliRunner().invoke(cli, ["audit", str(run), *flags])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.output
     return result.exit_code, result.output
@@ -36,29 +36,53 @@ def lines_of(run):
     return [(log, [json.loads(line) for line in log.read_text().splitlines()]) for log in logs]
 
 
+def change_lines(run, change):
+    """Have each line of the log be what `change` makes of it; None takes it out."""
+    for log, lines in lines_of(run):
+        kept = [it for it in map(change, lines) if it is not None]
+        log.write_text("".join(json.dumps(it) + "\n" for it in kept))
+
+
 def edit(run, step, **changes):
     """Change fields of a line of the log; a function gets the old value."""
-    for log, lines in lines_of(run):
-        for line in (it for it in lines if it["step"] == step):
+
+    def edited(line):
+        if line["step"] == step:
             line |= {k: v(line[k]) if callable(v) else v for k, v in changes.items()}
-        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return line
+
+    change_lines(run, edited)
 
 
-def save_again(run, **changes):
-    """The newest checkpoint with another `meta`, all hashes made anew; None takes a field out."""
+def edit_events(run, *kinds, which=slice(None), **changes):
+    """Change fields of events of these kinds; without any they are taken out."""
+    events = [json.loads(line) for line in (run / LEDGER).read_text().splitlines()]
+    for event in [it for it in events if it["event"] in kinds][which]:
+        event.update(changes)
+        if not changes:
+            events.remove(event)
+    (run / LEDGER).write_text("".join(json.dumps(it) + "\n" for it in events))
+
+
+def edit_json(run, name, **changes):
+    """Change fields of a file, or of the configuration in it."""
+    content = json.loads((run / name).read_text())
+    for key, value in changes.items():
+        within = content["config"] if key in content.get("config", {}) else content
+        within[key] = value
+    (run / name).write_text(json.dumps(content))
+
+
+def save_again(run, parent=None, **changes):
+    """The newest checkpoint with another `meta`, all hashes made anew; None takes a field out.
+
+    `parent`: the checkpoint that it says to follow.
+    """
     loaded = load_newest(run)
     meta = {key: v for key, v in (loaded.meta | changes).items() if v is not None}
-    shutil.rmtree(loaded.path)
-    run_id = json.loads((run / "config.json").read_text())["run_id"]
-    writer = Writer(run, loaded.generation, keep=9, run_id=run_id)
+    path = run / "checkpoints" / loaded.name
+    manifest = store.unsealed(path)
+    how = {name: manifest[name] for name in ("run_id", "config")}
+    shutil.rmtree(path)
+    writer = Writer(run, loaded.generation, keep=9, parent=parent, **how)
     assert writer.save(loaded.step, loaded.tensors, meta).error is None
-
-
-def edit_ledger(run, event, number=0, **changes):
-    """Change fields of an event; without any it is taken out."""
-    lines = [json.loads(line) for line in (run / LEDGER).read_text().splitlines()]
-    it = [line for line in lines if line["event"] == event][number]
-    it |= changes
-    if not changes:
-        lines.remove(it)
-    (run / LEDGER).write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -4,13 +4,13 @@ import base64
 import contextlib
 import json
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import websocket
+from support.waiting import until
 
 _TOLD = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
 
@@ -62,10 +62,8 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url="about:blank")  # not to see the page before as this one
         self.call("Page.navigate", url=page.resolve().as_uri())
-        end = time.monotonic() + 60
-        while not self.run("document.documentElement?.dataset.drawn || ''"):
-            assert time.monotonic() < end, self.told
-            time.sleep(0.05)
+        drawn = "document.documentElement?.dataset.drawn || ''"
+        until(lambda: self.run(drawn), "the page", why=lambda: self.told)
 
     def press(self, key: str) -> None:
         """A key of the keyboard, as a person presses it."""
@@ -95,10 +93,8 @@ def browser(program: str, folder: Path) -> Iterator[Browser]:
     flags += ["--remote-allow-origins=*", f"--user-data-dir={folder}", "about:blank"]
     process = subprocess.Popen([program, *flags], stderr=subprocess.DEVNULL)
     try:
-        port, end = folder / "DevToolsActivePort", time.monotonic() + 60
-        while not (port.exists() and "\n" in port.read_text()):
-            assert time.monotonic() < end and process.poll() is None, "no browser"
-            time.sleep(0.05)
+        port = folder / "DevToolsActivePort"
+        until(lambda: "\n" in port.read_text(), "the browser", 60, why=process.poll)
         where = f"http://127.0.0.1:{port.read_text().split()[0]}/json"
         with urllib.request.urlopen(where, timeout=60) as answer:
             pages = [it for it in json.load(answer) if it["type"] == "page"]

@@ -272,6 +272,8 @@ CASES = [
 ]  # fmt: skip
 # Each of them a little later, or once more, would be a cause.
 WELL = [
+    Facts(job("Created", "Running"), [pod(n) for n in range(4)], (), NOW),
+    Facts(job("Succeeded"), [pod(0, DONE)], (), NOW),
     quiet(690),  # a step ten seconds ago
     quiet(None, now_s=200),  # it has just begun
     quiet(None, label="theirs"),  # another trainer, whose lines are unknown

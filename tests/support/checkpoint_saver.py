@@ -16,11 +16,10 @@ from pathlib import Path
 
 import torch
 from support.crashing import crash_at
+from support.waiting_writer import Writer
 
 from gptddp.checkpoint import retention
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
-from gptddp.files import write_json_atomic
 from gptddp.run.history import Ledger, RunLog
 
 NBYTES = 2_000_000
@@ -43,8 +42,7 @@ def life(run, generation, step, crash):
     run, ledger = Path(run), Ledger(run)
     log = RunLog(run, generation, ledger)
     crash_at(crash)
-    retention.fence(run)
-    write_json_atomic(run / "config.json", {"generation": generation})
+    retention.discard_unfinished(run)
     ledger.event("start", generation)
     log.append({"step": step})
     assert log.settle(60)
@@ -52,7 +50,6 @@ def life(run, generation, step, crash):
     saved = writer.save(step, state(step, NBYTES), {})
     ledger.event("stop", generation)
     log.sync()
-    write_json_atomic(run / "finished.json", {"step": step})
     return saved.error
 
 

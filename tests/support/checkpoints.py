@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
+from support.waiting_writer import Writer
 
 from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.writer import Writer
 from gptddp.run.progress import Progress
 
 

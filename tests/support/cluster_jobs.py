@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from support.waiting import until
+
 from gptddp.run.history import history
 
 # `tiny` with shorter rows: a step of four ranks on two cores takes a few tenths of a second.
@@ -20,26 +22,21 @@ TINY += ["--threads=1"]  # of which the bits depend; pods have other CPUs than t
 PODS = ["--data=data/corpus", "--cpu=400m", "--memory=1500Mi"]
 
 
-def until(true: Callable[[], Any], what: str, timeout_s: float, poll_s: float = 0.1) -> Any:
-    """Wait until a condition of the test holds; it must come true."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if value := true():
-            return value
-        time.sleep(poll_s)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+def start(namespace: Any, *arguments: str) -> subprocess.Popen[str]:
+    """`gptddp-k8s ARGUMENTS` in a namespace, as a process whose output is kept."""
+    command = [sys.executable, "-c", "from gptddp.k8s import main; main()", arguments[0]]
+    command += ["--namespace", namespace.namespace, *arguments[1:]]
+    env = os.environ | {"KUBECONFIG": str(namespace.kubeconfig)}
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, env=env, text=True, **pipes)
 
 
 def cli(namespace: Any, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-    """`gptddp-k8s ARGUMENTS` in a namespace; it must end with this exit code, None: with any."""
-    command = [sys.executable, "-c", "from gptddp.k8s import main; main()", arguments[0]]
-    where = ["--namespace", namespace.namespace]
-    env = os.environ | {"KUBECONFIG": str(namespace.kubeconfig)}
-    done = subprocess.run(
-        [*command, *where, *arguments[1:]], env=env, text=True, capture_output=True, timeout=400
-    )
-    assert code in (None, done.returncode), f"{arguments}: {done.returncode}\n{done.stderr}"
-    return done
+    """The same to its end; it must end with this exit code, None: with any."""
+    process = start(namespace, *arguments)
+    out, err = process.communicate(timeout=400)
+    assert code in (None, process.returncode), f"{arguments}: {process.returncode}\n{err}"
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 class Job:

@@ -1,13 +1,11 @@
 """The scripts of examples/ as processes: forked ranks, killed by themselves where a test says."""
 
-import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from support.forked import Forked, ranks
+from support.forked import ranks
 from support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -49,25 +47,17 @@ torch.save = dying
 """
 
 
-@contextlib.contextmanager
-def started(world: int, script: str, *flags: str, harm: str = "") -> Iterator[list[Forked]]:
-    """The ranks of one run; none outlives the block."""
+def run(world: int, script: str, *flags: str, harm: str = "") -> tuple[list[int], list[str]]:
+    """(exit codes, what each rank has said), by rank, when all have ended."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "SLURM_"))}
     code = IMPORT + harm + f"import ddp, {script}; ddp.run({script}.main)"
     processes = ranks(world, *flags, code=code, env=clean | {"OMP_NUM_THREADS": "1"})
     try:
-        yield processes
+        codes = [process.wait(120) for process in processes]
+        return codes, [process.stderr.read() for process in processes]
     finally:
         for process in processes:
             process.kill()
-            process.wait(60)
-
-
-def run(world: int, script: str, *flags: str, harm: str = "") -> tuple[list[int], list[str]]:
-    """(exit codes, what each rank has said), by rank, when all have ended."""
-    with started(world, script, *flags, harm=harm) as processes:
-        codes = [process.wait(120) for process in processes]
-        return codes, [process.stderr.read() for process in processes]
 
 
 def succeed(world: int, script: str, *flags: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 DISK_PLAN='{"10": "ENOSPC", "30": null}': what the disk does from which step on (0: the start),
 where "hang" and "slow" are no errors; DISK_HEAL_S: it works again so long after the last step.
-DISK_KILL=20: rank 0 is killed when it has recorded that step.
 """
 
 import builtins
@@ -10,7 +9,6 @@ import errno
 import io
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -73,8 +71,6 @@ class Disk:
             value = recorder.metrics.registry.get_sample_value("gptddp_storage_trouble")
             self.seen.append((progress.step, value))
             time.sleep(0.1 if self.mode else 0)
-            if os.environ.get("DISK_KILL") == str(progress.step):
-                os.kill(os.getpid(), signal.SIGKILL)
 
         def healing(*args):
             if heal_s:

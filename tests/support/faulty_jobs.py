@@ -248,6 +248,6 @@ def check_same_run(job: Job, undisturbed: Path) -> None:
     """
     check_same_bits(job.run, undisturbed)
     check_owners(job.run, job.size * (time.monotonic() - job.born))
-    command = [sys.executable, "-c", "from gptddp import main; main()"]
+    command = [sys.executable, "-c", "from gptddp.cli import cli; cli()"]
     verify = [*command, "checkpoints", str(job.run), "--verify"]
     subprocess.run(verify, check=True, capture_output=True)

@@ -8,14 +8,12 @@ standard input, its answers are lines on its standard output. It ends when its i
 import atexit
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import gc
 import json
 import os
-import selectors
+import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +22,8 @@ import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from support.processes import free_port
 
 from gptddp.distributed.process import PR_SET_PDEATHSIG
 
@@ -157,8 +157,7 @@ def ranks(
     world: int, *flags: str, code: str = TRAIN, env: Mapping[str, str] | None = None
 ) -> list[Forked]:
     """The ranks of one world, each a process that runs `code`; without torchrun."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     found = []
     for rank in map(str, range(world)):
@@ -167,44 +166,39 @@ def ranks(
     return found
 
 
-def train(world: int, *flags: str) -> None:
-    """A training of so many ranks, to its end; it must succeed."""
-    processes = ranks(world, *flags)
+def ended(processes: list[Forked], *codes: int) -> list[str]:
+    """What each has written to stderr. All end with one of these codes (0), or are killed."""
     try:
         for process in processes:
-            assert process.wait(120) == 0, process.stderr.read()
+            assert process.wait(120) in (codes or (0,)), process.stderr.read()
+        return [process.stderr.read() for process in processes]
     finally:
         for process in processes:
             process.kill()
 
 
-@dataclasses.dataclass
-class Request:
-    """One line of the server's input."""
+def train(world: int, *flags: str, code: str = TRAIN) -> list[str]:
+    """A training of so many ranks, to its end; it must succeed. What each rank has said."""
+    return ended(ranks(world, *flags, code=code))
 
-    code: str
-    args: list[str]
-    env: dict[str, str]
-    stdout: str
-    stderr: str
 
-    def run(self) -> None:
-        """In the child: become the process that was asked for, and run its code to its end."""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # with pytest's server
-        os.setsid()
-        answer(pid=os.getpid())
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        for fd, path in enumerate((os.devnull, self.stdout, self.stderr)):
-            opened = os.open(path, flags if fd else os.O_RDONLY)
-            os.dup2(opened, fd)
-            os.close(opened)
-        os.environ.clear()
-        os.environ.update(self.env)
-        sys.argv = ["-c", *self.args]
-        main: Any = types.ModuleType("__main__")
-        sys.modules["__main__"] = main
-        exec(self.code, vars(main))
+def become(code: str, args: list[str], env: dict[str, str], stdout: str, stderr: str) -> None:
+    """In the child: become the process that was asked for, and run its code to its end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # with pytest's server
+    os.setsid()
+    answer(pid=os.getpid())
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    for fd, path in enumerate((os.devnull, stdout, stderr)):
+        opened = os.open(path, flags if fd else os.O_RDONLY)
+        os.dup2(opened, fd)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = ["-c", *args]
+    main: Any = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    exec(code, vars(main))
 
 
 def answer(**values: int) -> None:
@@ -212,28 +206,24 @@ def answer(**values: int) -> None:
     os.write(1, json.dumps(values).encode() + b"\n")
 
 
-def serve() -> Request | None:
-    """Fork for every request, and tell every end; a Request in the child, None at the end."""
+def serve() -> dict[str, Any] | None:
+    """Fork for every request, and tell every end; the request in the child, None at the end."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    selector = selectors.DefaultSelector()
-    selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
-    selector.register(reader, selectors.EVENT_READ)
     while True:
-        ready = {key.fd for key, _ in selector.select()}
+        ready = select.select([sys.stdin, reader], [], [])[0]
         if reader in ready:
             os.read(reader, 4096)
-        if sys.stdin.fileno() in ready:
+        if sys.stdin in ready:
             if not (line := sys.stdin.buffer.raw.readline()):
                 return None
             if not os.fork():
                 signal.set_wakeup_fd(-1)
-                selector.close()
                 os.close(reader)
                 os.close(writer)
-                return Request(**json.loads(line))
+                return dict(json.loads(line))
         with contextlib.suppress(ChildProcessError):  # there is none
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 code = os.waitstatus_to_exitcode(ended[1])
@@ -244,5 +234,6 @@ if __name__ == "__main__":
     for name in PRELOAD:
         __import__(name)
     gc.freeze()  # no child looks through all of torch for garbage, at its end least of all
+    atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)  # Triton would list that garbage
     if request := serve():
-        request.run()
+        become(**request)

@@ -3,16 +3,14 @@
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from support.forked import Forked, fork, train
 from support.paths import SUPPORT
 from support.toy import SMALL
+from support.waiting import PATIENCE_S, until
 
-from gptddp.checkpoint.load import load_newest
 from gptddp.run.history import history
 
 TOY = SUPPORT / "toy_worker.py"
@@ -28,27 +26,12 @@ PORT = 23111  # of the rendezvous
 KEY = "launchers" * 8
 TOY_FLAGS = ("--steps", "1000000")
 RATE = ("--final-lr", "1")  # the same in a run of any length
-PATIENCE_S = 90  # a machine with other work, where Python compiles every module it imports
-
-
-def until(what: str, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
-    """The first true value of `condition`."""
-    end = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < end, f"{what}: not within {timeout_s:g} s"
-        time.sleep(0.02)
-    return value
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 class Job:
     """Launchers as the operator would start them, `pods` of them, one an address of 127.0.0.0/8."""
+
+    grace_s = 20
 
     def __init__(
         self, folder: Path, pods: int, slot: int, fewest: int, script: Path = TOY, *flags: str
@@ -61,6 +44,9 @@ class Job:
         folder.mkdir()
 
     def start(self, *indices: int) -> None:
+        """Each writes to `pod-<index>.log`."""
+        ours = ("PET_", "POD_", "GPTDDP_")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         for i in indices:
             env = {
                 "POD_NAME": f"pod-{i}",
@@ -68,12 +54,14 @@ class Job:
                 "PET_NPROC_PER_NODE": "1",
                 **self.operator_env(i),
                 "GPTDDP_RENDEZVOUS_KEY": KEY,
-                "GPTDDP_GRACE_S": "20",
+                "GPTDDP_GRACE_S": str(self.grace_s),
                 "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
             }
             Path(env["GPTDDP_MEMORY"]).mkdir(exist_ok=True)
-            code = self.before + START
-            self.pods[i] = launch(self.folder, env, *self.flags, script=self.script, code=code)
+            code = (QUICK if self.script == TOY else "") + self.before + START
+            given = (str(self.script), "--run-dir", str(self.folder), *self.flags)
+            log = self.folder / f"pod-{i}.log"
+            self.pods[i] = fork(code, *given, env=clean | env, stderr=log)
 
     def operator_env(self, i: int) -> dict[str, str]:
         """What the operator tells pod `i` of the others."""
@@ -109,11 +97,11 @@ class Job:
         """Wait for a step of this many workers, from now on."""
         now = time.time()
         until(
-            f"a step of {world_size}",
             lambda: any(
                 line["time"] > now and line["world_size"] == world_size
                 for line in self.steps()[-9:]
             ),
+            f"a step of {world_size}",
         )
 
     def exit_code(self, i: int) -> int:
@@ -123,16 +111,6 @@ class Job:
         for pod in self.pods.values():
             pod.kill()
             pod.wait()
-
-
-def launch(
-    folder: Path, env: dict[str, str], *flags: str, script: Path = TOY, code: str = START
-) -> Forked:
-    """A launcher of `script` on `folder`, which writes to `<pod's name>.log` there."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "POD_", "GPTDDP_"))}
-    log = folder / f"{env.get('POD_NAME', 'pod')}.log"
-    code = QUICK + code if script == TOY else code
-    return fork(code, str(script), "--run-dir", str(folder), *flags, env=clean | env, stderr=log)
 
 
 class Training(Job):
@@ -163,13 +141,3 @@ def undisturbed(folder: Path, corpus: Path, world: int, steps: int) -> list[dict
     flags = ["--data", str(corpus), "--run-dir", str(folder), "--steps", str(steps), *RATE]
     train(world, *SMALL, *flags, "--eval-every", "1000000")
     return list(history(folder))
-
-
-def parameters(run: Path) -> dict[str, bytes]:
-    """The newest checkpoint's tensors, as bytes."""
-    loaded = load_newest(run, set_aside=False)
-    assert loaded is not None
-    return {
-        name: t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        for name, t in loaded.tensors.items()
-    }

@@ -55,7 +55,7 @@ class Dataset:
                 path=f"{split}/{i:05}.parquet",
                 index=i,
                 rows=len(group),
-                text_bytes=sum(len(text or "") for text in group),
+                tokens=sum(len(text) + 1 for text in group if text),
             )
             for i, group in enumerate(self.splits[split])
         ]

@@ -1,9 +1,6 @@
 """What the tests of local jobs share: jobs of Python code, and readers of what they leave."""
 
-import contextlib
 import json
-import time
-from pathlib import Path
 
 from support.manifests import container, pod_spec, render_job
 
@@ -51,25 +48,6 @@ def status(folder, name="job"):
 def kinds(value):
     """The conditions that are True, oldest first."""
     return [c["type"] for c in value["conditions"] if c["status"] == "True"]
-
-
-def until(true, timeout_s=20.0):
-    """Wait for a condition of the test; it must come true."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            if value := true():
-                return value
-        time.sleep(0.02)
-    raise AssertionError("it did not happen in time")
-
-
-def alive(pid):
-    """Is the process there, and no zombie?"""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def pod_file(folder, name):

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from support.paths import ROOT
 
+from gptddp.config import Config
 from gptddp.training.metrics import Metrics
 
 FOLDER = ROOT / "k8s/components/monitoring"
@@ -53,7 +54,7 @@ def names(query: str) -> set[str]:
 
 def exported() -> set[str]:
     """The names of all series that rank 0 serves, and of those that the rules record."""
-    families = Metrics(run_id="r").registry.collect()
+    families = Metrics(Config(), None, run_id="r").registry.collect()
     ends = {"counter": ["_total"], "info": ["_info"], "histogram": ["_bucket", "_count", "_sum"]}
     served = {f.name + end for f in families for end in ends.get(f.type, [""])}
     recorded = {rule["record"] for rule in rules() if "record" in rule}

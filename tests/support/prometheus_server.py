@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import re
-import socket
 import subprocess
 import time
 import urllib.error
@@ -15,6 +14,7 @@ from typing import Any
 
 import yaml
 from support.paths import ROOT
+from support.processes import free_port
 from support.prometheus import FOLDER, program
 
 from gptddp.files import write_atomic
@@ -87,13 +87,6 @@ def page_selectors() -> list[dict[str, str]]:
     return list(discovery["selectors"])
 
 
-def page_selector(pod: dict[str, Any]) -> bool:
-    """Does the API server give the pod to that scrape_config?"""
-    (selector,) = page_selectors()
-    wanted = dict(term.split("=") for term in selector["label"].split(","))
-    return bool(wanted.items() <= pod["metadata"]["labels"].items())
-
-
 def _of_page() -> dict[str, Any]:
     page = (ROOT / "docs/alerts.md").read_text()
     (block,) = re.findall(r"^```yaml\n(scrape_configs:\n.*?)^```", page, re.M | re.S)
@@ -152,9 +145,7 @@ class Prometheus:
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         folder.mkdir()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         self.log = folder / "log"
         command = [

@@ -8,7 +8,7 @@ import torch
 from support.loaders import global_batch, open_loader
 
 from gptddp.run.progress import Progress
-from gptddp.run.quarantine import decided
+from gptddp.run.summary import decided
 from gptddp.training import quarantine
 
 
@@ -59,6 +59,6 @@ class Run:
         own = torch.zeros_like(found)
         own[0] = found[0]
         decision = quarantine.decide(batches[0], loaders[0], self.progress, world)
-        event = {"event": "quarantine", "step": self.progress.step, **vars(decision)}
+        event = {"event": "quarantine", "step": self.progress.step, **decision}
         self.ledger.append(event)
         return False

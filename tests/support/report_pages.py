@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from gptddp.cli import cli
 from gptddp.config import Config
+from gptddp.run import summary
 from gptddp.run.progress import fold
 
 BEGAN = 1.7e9
@@ -100,12 +101,15 @@ def write(
     del config["from_scratch"]
     config |= {"preset": "tiny", "steps": steps, "reduce": "exact", "run_dir": str(run)}
     config["data"] = f"data{odd}"
-    about = {"version": f"0.1.0{odd}", "torch": "2.13.0", "run_id": "one", "config": config}
-    (run / "config.json").write_text(json.dumps(about))
+    known = summary.Summary()
     with open(run / "ledger.jsonl", "w") as ledger:
 
         def event(name: str, life: int, **fields: Any) -> None:
             said = {"event": name, "time": now, "generation": life, **fields}
+            known.add(said)
+            if name == "start":
+                said["sums"] = known.sums() | {"bytes": ledger.tell()}
+                said[summary.HASH] = summary.hash_of(said)
             ledger.write(json.dumps(said) + "\n")
 
         for life in range(1, lives + 1):
@@ -113,8 +117,8 @@ def write(
             source = "memory" if step else "scratch"
             event("start", life, step=step, source=source, redo=0, world_size=ranks, nodes=ranks,
                   restarts=int(step > 0 and not (stop_s and life == 2)), device="cpu", seconds=5.0,
-                  machines=[f"a processor{odd}"], run_id="one",
-                  **({} if step else {"config": config}))  # fmt: skip
+                  machines=[f"a processor{odd}"], run_id="one", version=f"1{odd}",
+                  config=config)  # fmt: skip
             phases = {"init": [5.0] * ranks, "step": [0.0] * ranks, "wait": [0.0] * ranks}
             if step:
                 parts = {"detect_s": 0.5, "reform_s": 3.0, "reload_s": 5.0, "first_step_s": STEP_S}
@@ -146,7 +150,7 @@ def write(
                         line["phases"] = {name: list(row) for name, row in phases.items()}
                     log.write(json.dumps(line) + "\n")
             if life == lives:
-                event("stop", life, step=step, cause="steps", phases=phases)
+                event("stop", life, step=step, cause="steps", tokens=1000 * step, phases=phases)
             elif stop_s and life == 1:
                 event("stop", life, step=step, cause="stopped", phases=phases)
                 now += stop_s
@@ -154,9 +158,6 @@ def write(
                 at, now = now + 0.5, now + GAP_S
                 cause = f"rank {ranks - 1} (job-worker-1{odd}) is gone"
                 event("end", life, step=step, cause=cause, at=at, phases=phases)
-    marker = {"run_id": "one", "generation": lives, "step": steps, "tokens": 1000 * steps}
-    marker |= {"train_s": 0.0, "steps": steps, "max_tokens": 0, "max_time": 0.0, "time": now}
-    (run / "finished.json").write_text(json.dumps({**marker, "cause": "steps"}))
     return run
 
 

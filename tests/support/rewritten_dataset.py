@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from xxhash import xxh3_64_hexdigest
 
 from gptddp.data.dataset import Dataset, open_dataset
-from gptddp.prepare.shard_writer import xxh3_64
 
 
 def rewrite(dataset: Dataset, out: Path, rows: int, compression: str = "zstd") -> Dataset:
@@ -28,7 +28,11 @@ def rewrite(dataset: Dataset, out: Path, rows: int, compression: str = "zstd") -
                 write_page_checksum=True,
             )
             groups = [texts[i : i + rows] for i in range(0, len(texts), rows)]
-            file["row_groups"] = [[len(g), sum(len(t.encode()) for t in g)] for g in groups]
-            file |= {"bytes": path.stat().st_size, "xxh3_64": xxh3_64(path)}
+            sizes = [sum(len(text.encode()) for text in group) for group in groups]
+            file["row_groups"] = [
+                [len(group), size, size + len(group)]
+                for group, size in zip(groups, sizes, strict=True)
+            ]
+            file |= {"bytes": path.stat().st_size, "xxh3_64": xxh3_64_hexdigest(path.read_bytes())}
     (out / "dataset.json").write_text(json.dumps(manifest))
     return open_dataset(out)

@@ -3,7 +3,7 @@
 import yaml
 from click.testing import CliRunner
 from support.api_server import Log
-from support.writable_api_server import WriteAPI
+from support.writable_api_server import WriteAPI, put_claims
 
 from gptddp.k8s.cli.main import cli
 
@@ -23,8 +23,7 @@ def pod_of(job):
 def server_with_texts(folder):
     """A server with the claims of the dataset, the runs and texts."""
     server = WriteAPI(folder)
-    for claim in ("data", "runs", "texts"):
-        server.put({"kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": {}})
+    put_claims(server, "texts")
     return server
 
 

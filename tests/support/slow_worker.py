@@ -14,13 +14,13 @@ from pathlib import Path
 from gptddp import train
 from gptddp.distributed.process import run
 from gptddp.run.history import RunLog
-from gptddp.training import end, life
+from gptddp.training import end, entry, life
 
 PLACES = [
-    (train, "begin", "begin"),  # the world is formed, no state is loaded
+    (entry, "begin", "begin"),  # the world is formed, no state is loaded
     (RunLog, "sync", "commit"),  # a checkpoint is written and not yet renamed
     (end.Ending, "run", "end"),  # after the last step, before its checkpoint
-    (end, "finish", "finish"),  # that is committed, and the run is not yet called finished
+    (end.Ending, "_record", "finish"),  # that is committed, and the run is not yet called finished
 ]
 
 

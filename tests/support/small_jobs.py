@@ -1,9 +1,4 @@
-"""Small PyTorchJobs that run Python code in our image, and `gptddp-k8s` in their namespace."""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Small PyTorchJobs that run Python code in our image."""
 
 from gptddp import __version__
 
@@ -39,20 +34,3 @@ def job(name, code, *args, replicas=1, suspend=False, policy="ExitCode", pod=(),
             "pytorchReplicaSpecs": {"Worker": worker},
         },
     }
-
-
-def command(namespace, *args):
-    """The `gptddp-k8s` command line for this namespace."""
-    cluster = ("-n", namespace.namespace, "--kubeconfig", str(namespace.kubeconfig))
-    return [sys.executable, "-c", "from gptddp.k8s import main; main()", *args, *cluster]
-
-
-def run(namespace, *args, timeout_s=120):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(
-        command(namespace, *args),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        env=environment,
-    )

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as td
+from support import ledgers
 
 from gptddp.distributed.process import run
 from gptddp.distributed.report import report
 from gptddp.errors import DataError, Stopped
-from gptddp.files import write_atomic, write_json_atomic
+from gptddp.files import write_atomic
 from gptddp.flags import from_args
 
 STEP_S = 0.05
@@ -83,7 +84,8 @@ def train(run_dir: Path, steps: int, stop: list[int]) -> None:
         if flags[1]:
             break
     if rank == 0:
-        write_json_atomic(run_dir / "finished.json", {"step": steps, "steps": steps})
+        stop = {"event": "stop", "step": steps, "cause": "steps"}
+        ledgers.begun(run_dir, {"steps": steps}, stop)
     td.barrier()  # all ranks
     td.destroy_process_group()
     if ordered("vanish", run_dir):

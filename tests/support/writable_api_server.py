@@ -203,16 +203,16 @@ def job(api):
     return api.objects["pytorchjobs", "demo"]
 
 
-def put_claims(api):
-    """The claims that a job needs."""
-    for claim in ("data", "runs"):
-        api.put(
-            {
-                "kind": "PersistentVolumeClaim",
-                "metadata": {"name": claim},
-                "spec": {"accessModes": ["ReadWriteMany"]},
-            }
-        )
+def end(api, kind):
+    """The job `demo` has this condition alone, as when it has ended."""
+    job(api)["status"] = {"conditions": [{"type": kind, "status": "True"}]}
+
+
+def put_claims(api, *more):
+    """The claims that a job needs, and more."""
+    for claim in ("data", "runs", *more):
+        spec = {"accessModes": ["ReadWriteMany"]}
+        api.put({"kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": spec})
 
 
 def _encode(obj, patch=None):

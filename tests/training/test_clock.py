@@ -38,9 +38,9 @@ class Ranks:
         for spent, wait_s in zip(self.spent, sums, strict=True):
             spent.waited(wait_s)
 
-    def told(self) -> dict[str, list[float]]:
+    def by_phase(self) -> dict[str, list[float]]:
         """The table, of which both ranks have the same."""
-        first, second = (it.told() for it in self.spent)
+        first, second = (it.by_phase() for it in self.spent)
         assert first == second
         return first
 
@@ -55,9 +55,9 @@ def test_the_table_has_the_wait_that_ends_when_it_is_made(ranks):
     """So its ranks have lived equally long: who is lost then, is not counted as formed later."""
     it = ranks("step")
     it.step(before=(0.0, 2.0))
-    assert it.told() == {"step": [0.0, 2.0], "wait": [2.0, 0.0]}
+    assert it.by_phase() == {"step": [0.0, 2.0], "wait": [2.0, 0.0]}
     it.step(before=(0.5, 0.0))
-    assert it.told() == {"step": [0.5, 2.0], "wait": [2.0, 0.5]}
+    assert it.by_phase() == {"step": [0.5, 2.0], "wait": [2.0, 0.5]}
 
 
 def test_ranks_that_wait_for_each_other_in_one_step_both_wait(ranks):
@@ -65,7 +65,7 @@ def test_ranks_that_wait_for_each_other_in_one_step_both_wait(ranks):
     it = ranks("step")
     it.step(before=(0.0, 2.0), sums=(0.0, 2.0))
     it.step()
-    assert it.told() == {"step": [2.0, 2.0], "wait": [2.0, 2.0]}
+    assert it.by_phase() == {"step": [2.0, 2.0], "wait": [2.0, 2.0]}
 
 
 def test_what_all_wait_for_the_sums_is_of_the_phase_of_the_step(ranks):
@@ -73,7 +73,7 @@ def test_what_all_wait_for_the_sums_is_of_the_phase_of_the_step(ranks):
     it = ranks("redo")
     it.step(sums=(2.0, 2.5))
     it.step(phase="step")
-    assert it.told() == {"redo": [2.5, 2.0], "wait": [0.0, 0.5]}
+    assert it.by_phase() == {"redo": [2.5, 2.0], "wait": [0.0, 0.5]}
     assert it.spent[0].busy_s.tolist() == [0.5, 0.0]
 
 

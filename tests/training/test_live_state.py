@@ -48,7 +48,7 @@ def test_a_step_waits_for_the_snapshot_that_is_being_left(tmp_path, monkeypatch)
     tensors = {"w": torch.zeros(4)}
     origin, spent = (
         SimpleNamespace(run_id="r", generation=1),
-        SimpleNamespace(told=dict, since_s=0.0),
+        SimpleNamespace(by_phase=dict, since_s=0.0),
     )
     live = LiveState(Path(tmp_path, "left"), origin, spent)
     live.mark_whole(tensors, Progress(step=3))

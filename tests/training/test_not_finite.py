@@ -14,7 +14,7 @@ from gptddp.run.history import history
 def test_losses_that_stay_non_finite_end_the_run_with_exit_code_3(run, tmp_path, capfd, optimizer):
     """A skipped step is logged without a loss, never saved as trained, and bounded in number. The
     largest numbers that a field may have lead there, too."""
-    worst = ("--lr", "1e30", "--weight-decay", "1e3", "--final-lr", "1e3", "--optimizer", optimizer)
+    worst = ("--lr", "1e30", "--weight-decay", "1e3", "--final-lr", "1", "--optimizer", optimizer)
     assert run("--steps", "50", *worst, "--warmup-steps", "0", "--max-skipped", "3") == 3
     assert "not finite 4 times in a row" in capfd.readouterr().err
     lines = list(history(tmp_path / "run"))

@@ -69,7 +69,7 @@ def test_memory_carries_no_more_than_the_disk_lacks(run, disk, tmp_path, monkeyp
 def test_every_rank_hands_on_what_rank_0_had(tmp_path):
     """One that writes no log: the lines and events that it was told, until they are on the disk."""
     origin = SimpleNamespace(run_id="run", generation=4, step=20)
-    live = live_state.LiveState(tmp_path / "s", origin, SimpleNamespace(told=dict, since_s=0.0))
+    live = live_state.LiveState(tmp_path / "s", origin, SimpleNamespace(by_phase=dict, since_s=0.0))
     start, found = ({"event": kind, "time": 1.0, "generation": 4} for kind in ("start", "found"))
 
     def handed_on(step: int) -> tuple[list[int], list[str]]:
@@ -136,15 +136,15 @@ def test_no_step_is_logged_before_the_start_of_its_life(run, tmp_path, monkeypat
     """Nor one that memory has kept: a ledger that lacks the start of a life has lost its end."""
     lose_a_peer(run, "--steps", "12", at=3)
     (tmp_path / "run/log.1.jsonl").unlink()
-    event = Ledger.event
+    append = Ledger.append
 
-    def killed(ledger, kind, *args, **fields):
-        if kind == "start":
+    def killed(ledger, event):
+        if event["event"] == "start":
             raise KeyboardInterrupt
-        event(ledger, kind, *args, **fields)
+        append(ledger, event)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Ledger, "event", killed)
+        patch.setattr(Ledger, "append", killed)
         run("--steps", "12")
     assert not (tmp_path / "run/log.2.jsonl").exists()
     assert run("--steps", "12") == 0
@@ -167,13 +167,4 @@ def test_an_evaluation_is_handed_on_too(run, disk, tmp_path):
     lose_a_peer(run, "--steps", "6", *flags, at=3)
     disk.turn(None)
     assert run("--steps", "6", *flags) == 0
-    assert ["val_loss" in line for line in history(tmp_path / "run")] == [False, True] * 3
-
-
-def test_a_snapshot_has_the_evaluations_that_the_log_lacks(run, tmp_path):
-    """Also of a step before the last one."""
-    flags = ("--steps", "6", "--eval-every", "2")
-    lose_a_peer(run, *flags, at=4)
-    without_evaluation(tmp_path)
-    assert run(*flags) == 0
     assert ["val_loss" in line for line in history(tmp_path / "run")] == [False, True] * 3

@@ -8,7 +8,7 @@ from support.quarantined_run import Run
 from gptddp.data import blocks
 from gptddp.data.loader import eval_rows
 from gptddp.errors import BadRowGroup, DataError
-from gptddp.run.quarantine import decided
+from gptddp.run.summary import decided
 from gptddp.training import quarantine
 
 STEPS = 120  # about two epochs of most lanes
@@ -107,30 +107,23 @@ def test_a_row_group_that_goes_bad_later(monkeypatch):
     assert len(ends[0][1]["quarantined"]) > 5
 
 
-@pytest.mark.parametrize("bad", [{1}, {0, 1}])
-def test_row_groups_that_lanes_share(bad):
-    """Fewer row groups than lanes: all lanes of one lose it at the same step, wherever they are."""
-    runs = [Run(damaged(bad, n_groups=5)).go(w, 60) for w in (1, 2, 3, LANES)]
+@pytest.mark.parametrize(("n_groups", "bad"), [(5, {1}), (5, {0, 1}), (LANES, {1, 2, 6})])
+def test_row_groups_that_lanes_share_or_that_are_all_of_a_lane(n_groups, bad):
+    """At any world size all lanes of one lose it at the same step, wherever they are; a lane that
+    has no other goes on with its neighbour's documents."""
+    runs = [Run(damaged(bad, n_groups)).go(w, 80) for w in (1, 2, 3, LANES)]
     for run in runs:
         assert run.fps == runs[0].fps and run.progress.data == runs[0].progress.data
     assert set(runs[0].progress.data["quarantined"]) == bad
 
 
-def test_a_lane_that_loses_all_its_row_groups_takes_those_of_the_next():
-    """A row group a lane: the lane goes on with its neighbour's documents, at any world size."""
-    runs = [Run(damaged({1, 2, 6}, n_groups=LANES)).go(w, 80) for w in (1, 2, 3, LANES)]
-    for run in runs:
-        assert run.fps == runs[0].fps and run.progress.data == runs[0].progress.data
-    assert runs[0].progress.data["quarantined"] == [1, 2, 6]
-
-
 def test_a_lane_that_takes_its_neighbours_begins_with_the_first_row():
     """It stood within its own row group: that place says nothing of another, which may be short."""
-    run = Run(corpus(n_groups=LANES)).go(1, 1)
+    run = Run(corpus(n_groups=4 * LANES)).go(1, 1)
     before = run.progress.data["lanes"].split()
     lane = before.index("0.0.2")
     with open_loader(run.dataset, state=run.progress.data) as loader:
-        groups = [share.group for share in loader.shares[lane]]
+        groups = [block.group for block in loader.dealt[lane]]
         after = quarantine.without(loader, run.progress.data, groups)["lanes"].split()
     assert after == [*before[:lane], "0.0.0", *before[lane + 1 :]]
 

@@ -3,7 +3,7 @@
 import json
 import time
 
-from gptddp.inference.load import load
+from gptddp.inference.load_model import load
 from gptddp.model.generate import generate, text_of
 from gptddp.run.history import history, read_ledger
 from gptddp.training import samples

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.forked import ranks
-from support.local_jobs import until
 from support.owned import owned
+from support.processes import free_port
 from support.toy import SMALL
+from support.waiting import until
 
-from gptddp.distributed import environment
+from gptddp.config import Config
 from gptddp.run.history import read_ledger
 from gptddp.training import end, scrapes
 from gptddp.training import metrics as m
@@ -27,134 +28,81 @@ step = train.forward_backward
 train.forward_backward = lambda *args: time.sleep(0.1) or step(*args)
 sys.exit(train.main(sys.argv[1:]))
 """
-APART_S = 1.0  # two scrapes of one scraper
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Server:
-    """A server of metrics, and clients of any address of the loopback."""
+    """A server of metrics."""
 
     def __init__(self) -> None:
         self.port = free_port()
-        self.scrapes = Scrapes(m.Metrics(run_id="r").registry, self.port)
-        until(self.connect).close()
+        self.scrapes = Scrapes(m.Metrics(Config(), None, run_id="r").registry, self.port)
+        until(lambda: socket.create_connection(("127.0.0.1", self.port), 5)).close()
 
-    def connect(self, client: str = "127.0.0.1") -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), 5, (client, 0))
+    def scrape(self) -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+            answer.read()
 
-    def ask(self, client: str = "127.0.0.1") -> socket.socket:
-        """A request whose answer is still to be read."""
-        it = self.connect(client)
-        it.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        return it
-
-    def scrape(self, client: str = "127.0.0.1") -> None:
-        """A scrape that the server knows of."""
-        before = time.monotonic()
-        with self.ask(client) as it:
-            while it.recv(1 << 16):
-                pass
-        until(lambda: any(began[-1] >= before for began in self.scrapes._began.values()))
-
-    def waits(self, asked=lambda: False) -> tuple[bool, float]:
-        """What the wait for the last scrape says, and how many seconds it takes."""
+    def waits(self) -> tuple[bool, float]:
+        """Does the last scrape come, and how many seconds is it waited for?"""
         began = time.monotonic()
-        return self.scrapes.wait_for_last(asked), time.monotonic() - began
+        self.scrapes.expect_last()
+        while self.scrapes.awaited:
+            time.sleep(0.01)
+        return max(self.scrapes._newest) > began, time.monotonic() - began
 
 
-def later(work, *args) -> None:
-    threading.Timer(0.2, work, args).start()
-
-
-@pytest.fixture
-def server() -> Server:
-    """One that has been scraped twice."""
+def server(*ago_s: float) -> Server:
+    """One that was last scraped so long ago."""
     it = Server()
-    it.scrape()
-    time.sleep(APART_S)
-    it.scrape()
+    it.scrapes._newest.extend(time.monotonic() - seconds for seconds in ago_s)
     return it
 
 
-def test_nobody_is_waited_for_who_has_scraped_once():
-    """It may have been somebody with curl: nobody knows of an interval."""
-    server = Server()
-    server.scrape()
-    found, seconds = server.waits()
-    assert not found and seconds < 2
+@pytest.mark.parametrize("ago_s", [(), (1.0,), (30.0, 29.0)])
+def test_who_does_not_scrape_in_intervals_is_not_waited_for(ago_s):
+    """Nobody has, or once, as somebody with curl; or it does no more."""
+    it = server(*ago_s)
+    it.scrapes.expect_last()
+    assert not it.scrapes.awaited
 
 
 @pytest.mark.alone
-def test_a_scrape_that_is_not_read_to_its_end_is_none(server):
-    """The client has closed before; the next one is waited for, no longer than an interval."""
-
-    def half() -> None:
-        with server.ask() as it:
-            it.recv(100)
-            time.sleep(0.1)
-
-    later(half)
-    found, seconds = server.waits()
-    assert not found and APART_S <= seconds < 10 * APART_S
-    later(server.scrape)
-    assert server.waits()[0]
+def test_the_last_scrape_is_waited_for_no_longer_than_an_interval():
+    """A fifth more, and a little; one that comes ends the wait when it is answered."""
+    found, seconds = server(2.0, 1.0).waits()
+    assert not found and 1.5 < seconds < 3.0
+    it = server(11.0, 1.0)
+    threading.Timer(0.2, it.scrape).start()
+    found, seconds = it.waits()
+    assert found and seconds < 5.0
 
 
-def test_a_client_that_says_nothing_is_sent_away_and_keeps_nobody(server, monkeypatch):
-    """Nor does a connection that was opened before stand for a scrape."""
-    with server.connect() as silent:
-        later(server.scrape)
-        assert server.waits()[0]
-        server.scrapes.answered(time.monotonic() - 30, "rare")
-        server.scrapes.answered(time.monotonic(), "rare")
-        found, seconds = server.waits(lambda: True)  # a stop
-        assert not found and seconds < 5
-        monkeypatch.setattr(scrapes, "_SILENT_S", 0.2)
-        with Server().connect() as other:  # whose limit is that
-            other.settimeout(5)
-            assert other.recv(1) == b""
-        silent.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            silent.recv(1)
-
-
-def test_each_of_two_scrapers_is_waited_for():
-    """One scrapes shortly after the other: an interval is not the time between the two."""
-    server = Server()
-    for _ in range(2):
-        for client in ("127.0.0.1", "127.0.0.2"):
-            server.scrape(client)
-        time.sleep(APART_S)
-    for client in ("127.0.0.1", "127.0.0.2"):
-        later(server.scrape, client)
-    found, seconds = server.waits()
-    assert found and seconds >= 0.2
-    later(server.scrape)
-    assert not server.waits()[0]  # the other one does not come
-
-
-def test_two_scrapers_behind_one_address_are_not_one_in_a_hurry():
+@pytest.mark.alone
+def test_two_scrapers_in_turn_are_not_one_in_a_hurry():
     """The longer way between their scrapes counts."""
-    server = Server()
-    for pause_s in (0.05, APART_S, 0.05):
-        server.scrape()
-        time.sleep(pause_s)
-    time.sleep(0.6)  # more than twice the short way, and a little less than the long one
-    later(server.scrape)
-    assert server.waits()[0]
+    it = server(1.8, 0.8, 0.75)
+    threading.Timer(0.5, it.scrape).start()
+    assert it.waits()[0]
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
-def test_it_is_served_to_ipv6_too(server):
+def test_it_is_served_to_ipv6_too():
     """A cluster may have nothing else."""
-    with urllib.request.urlopen(f"http://[::1]:{server.port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://[::1]:{Server().port}/metrics", timeout=5) as answer:
         assert b"gptddp_step" in answer.read()
+
+
+def test_an_occupied_port_is_a_warning_and_served_once_it_is_free(caplog, monkeypatch):
+    """Said once, and not at every retry; training goes on meanwhile."""
+    monkeypatch.setattr(scrapes, "_RETRY_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        Scrapes(m.Metrics(Config(), None).registry, port, "127.0.0.1")
+        time.sleep(0.5)
+        (record,) = caplog.records
+        assert "training goes on" in record.message
+    with until(lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")) as answer:
+        assert b"gptddp_steps_total 0.0" in answer.read()
 
 
 def test_all_ranks_stay_until_the_last_numbers_are_read(corpus, tmp_path):
@@ -195,38 +143,15 @@ def test_all_ranks_stay_until_the_last_numbers_are_read(corpus, tmp_path):
     assert last["gptddp_run_goodput_ratio"] == pytest.approx(ratio, abs=0.01)
 
 
-@pytest.mark.parametrize(("pods_that_leave", "hurries_after", "met"), [(1, 9, 1), (2, 3, 4)])
-def test_a_stop_waits_for_a_scrape_only_where_all_pods_leave(
-    monkeypatch, pods_that_leave, hurries_after, met
-):
-    """And no longer than the grace period allows; else the others need the next world at once."""
-    meetings: list[list[int]] = []
-    state: list[bool] = []
+def test_a_stop_ends_the_wait_on_all_ranks():
+    """Also that of another rank: the others are needed for the next world."""
+    met = []
 
     def all_reduce(mine: torch.Tensor) -> torch.Tensor:
-        others = [pods_that_leave - 1] if not meetings and not state else [0] * len(mine)
-        if len(mine) > 1:
-            meetings.append(mine.tolist())
-        return mine + torch.tensor(others)
+        met.append(mine.tolist())
+        return mine + torch.tensor([0, len(met) == 3])
 
-    def wait(asked) -> None:
-        until(asked)
-
-    recorder = SimpleNamespace(last_numbers=state.append, wait_for_scrape=wait)
-    world = SimpleNamespace(all_reduce=all_reduce, world_size=2)
-    stop = SimpleNamespace(
-        pod_leaves=True, asked=True, must_hurry=lambda: len(meetings) >= hurries_after
-    )
-    monkeypatch.setattr(end, "_SCRAPE_S", 0.01)
+    recorder = SimpleNamespace(last_numbers=met.append, awaits_scrape=True)
+    world, stop = SimpleNamespace(all_reduce=all_reduce), SimpleNamespace(asked=False)
     end.wait_for_scrape(recorder, world, stop)
-    assert (len(meetings), state) == (met, [False])
-
-
-def test_a_pod_leaves_when_its_launcher_says_so(tmp_path, monkeypatch):
-    """Not when the launcher has stopped its workers for pods that come or go."""
-    monkeypatch.delenv("GPTDDP_VERDICT", raising=False)
-    assert environment.pod_leaves()  # nobody else has been told
-    monkeypatch.setenv("GPTDDP_VERDICT", str(tmp_path / "verdict.json"))
-    assert not environment.pod_leaves()
-    environment.leaving().touch()
-    assert environment.pod_leaves()
+    assert met == [False, [1, 0], [1, 0]]

@@ -3,17 +3,17 @@
 import os
 import re
 import signal
-import socket
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 from support.forked import ranks
+from support.processes import free_port
 from support.toy import SMALL
+from support.waiting import until
 
-from gptddp.run import summary
-from gptddp.run.history import history, read_ledger
+from gptddp.run.history import read_ledger
 from gptddp.training.stalls import described
 
 # Rank 1 of two: 0.05 s more for each of its micro-batches, while there is a file `slow`; no step
@@ -44,9 +44,7 @@ class Job:
 
     def __init__(self, folder: Path, corpus: Path) -> None:
         self.folder, self.run = folder, folder / "run"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         flags = [*SMALL, "--data", str(corpus), "--run-dir", str(self.run), "--log-every", "1"]
         flags += ["--steps", "1000000", "--metrics-port", str(self.port)]
         env = {**os.environ, "ORDERS": str(folder)}
@@ -54,12 +52,11 @@ class Job:
         self.said = ""
 
     def until(self, true, timeout_s: float = 60.0):
-        end = time.monotonic() + timeout_s
-        while not (found := true()):
-            assert time.monotonic() < end and self.ranks[0].poll() is None, self.said[-2000:]
-            time.sleep(0.05)
+        def heard():
             self.said += self.ranks[0].stderr.read()
-        return found
+            return true()
+
+        return until(heard, timeout_s=timeout_s, why=lambda: self.said[-2000:])
 
     def events(self, kind: str) -> list[dict]:
         return [it for it in read_ledger(self.run) if it["event"] == kind]
@@ -102,12 +99,10 @@ def test_a_slow_rank_is_named_and_released(job):
     assert "rank 1 (pod-1) is slow: it takes " in job.said
     ((labels, ratio),) = job.scraped("straggler_ratio").items()
     assert labels == '{slow_pod="pod-1",slow_rank="1"}' and ratio > 1.3
-    assert [it["seconds"] for it in summary.read(job.run).slow] == [None]
     (job.folder / "slow").unlink()
     (over,) = job.until(lambda: job.events("slow_end"))
     assert over["rank"] == 1 and over["seconds"] >= 1.0
     job.until(lambda: "rank 1 (pod-1) is as fast as the others again" in job.said)
-    assert [it["seconds"] for it in summary.read(job.run).slow] == [over["seconds"]]
     assert job.scraped("straggler_ratio") == {}
 
 
@@ -132,7 +127,6 @@ def test_a_stopped_rank_is_missed_by_the_others(job):
     assert over["seconds"] >= stopped - 0.2  # a step may still have been logged
     assert job.until(lambda: job.scraped("stall_seconds")[""] == 0)
     assert job.scraped("stuck_rank") == {}
-    assert summary.read(job.run).stalls[-1]["seconds"] == over["seconds"]
 
 
 def test_a_rank_that_hangs_elsewhere_says_where(job):
@@ -145,19 +139,6 @@ def test_a_rank_that_hangs_elsewhere_says_where(job):
     here = r"rank 1 \(pod-1\) is at slowly \(<string>:\d+\), called by forward_backward "
     assert re.match(here + r"\(train\.py:\d+\), phase step; rank 0 \(pod-0\) waits", stall["where"])
     job.until(lambda: job.events("stall_end")[before:])
-
-
-def test_the_phases_add_up_to_the_elapsed_time(job):
-    """Within a percent, up to the last agreement: slow and stalled seconds have a phase too."""
-    (start,) = job.events("start")
-    page = job.page()
-    spent = sum(job.scraped("phase_seconds_total", page).values())
-    step = int(job.scraped("step", page)[""])
-    times = {it["step"]: it["time"] - start["time"] + start["seconds"] for it in history(job.run)}
-    # as of the agreement before this step, or the one before, where it is just being recorded
-    assert 0.99 * times[step - 2] <= spent <= 1.01 * times[step]
-    assert job.scraped("state")['{gptddp_state="training"}'] == 1
-    assert job.scraped("peak_memory_bytes")['{kind="resident"}'] > 50 << 20
 
 
 def test_where_the_ranks_are_is_said_in_a_line():

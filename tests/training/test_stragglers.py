@@ -4,13 +4,17 @@ import numpy as np
 import pytest
 
 from gptddp.training import stragglers
-from gptddp.training.stragglers import Stragglers
 
 
-def named(judge: Stragglers, busy: list[float], seconds: float, step_s: float = 1.0) -> list[int]:
+def judge_of(slots: list[int]) -> stragglers.Stragglers:
+    """With ranks that are named 0, 1 ..."""
+    return stragglers.Stragglers([str(rank) for rank in range(len(slots))], slots)
+
+
+def named(judge, busy: list[float], seconds: float, step_s: float = 1.0) -> list[int]:
     """The ranks that are named after so many seconds of steps in which each was busy so long."""
-    for step in range(round(seconds / step_s)):
-        judge.add(step, step_s, np.array(busy))
+    for _ in range(round(seconds / step_s)):
+        judge.add(step_s, np.array(busy))
     return sorted(judge.slow)
 
 
@@ -30,42 +34,43 @@ def named(judge: Stragglers, busy: list[float], seconds: float, step_s: float = 
 )
 def test_a_rank_is_slow_that_takes_over_1_3_times_the_median_for_its_part(slots, busy, slow):
     """Of what is the same for all, and of its slots; whichever of the two allows more."""
-    assert named(Stragglers(slots), busy, 16) == slow
+    assert named(judge_of(slots), busy, 16) == slow
 
 
-def test_it_is_named_within_a_minute_and_not_for_one_long_step():
-    """After 15 s of steps, however long each is; of a single one, which stalled, others tell."""
-    for step_s in (0.01, 1.0, 20.0):
-        judge, seconds = Stragglers([1, 1, 1]), 0.0
-        named(judge, [1.0, 1.0, 1.0], 30, step_s)
-        while not judge.slow:
-            named(judge, [1.0, 2.0, 1.0], step_s, step_s)
-            seconds += step_s
-        assert seconds <= 60
-    judge = Stragglers([1, 1, 1])
-    named(judge, [1.0, 1.0, 1.0], 15)
-    assert named(judge, [1.0, 4.0, 1.0], 1) == []
-    judge = Stragglers([1, 1, 1])
-    named(judge, [0.1, 0.1, 0.1], 15, 0.1)
-    judge.add(99, 20.0, np.array([0.1, 20.0, 0.1]))  # its process was stopped
-    assert named(judge, [0.1, 0.1, 0.1], 15, 0.1) == []
-    judge = Stragglers([1, 1, 1])
-    named(judge, [1.0, 1.0, 1.0], 15)
-    judge.add(99, 300.0, np.array([0.1, 0.3, 0.1]))  # one that has stalled, and was no rank's
-    assert judge.slow == {}
+@pytest.mark.parametrize("step_s", [0.01, 1.0, 20.0])
+def test_it_is_named_within_a_minute(step_s):
+    """After 15 s of steps, however long each is."""
+    judge, seconds = judge_of([1, 1, 1]), 0.0
+    named(judge, [1.0, 1.0, 1.0], 30, step_s)
+    while not judge.slow:
+        named(judge, [1.0, 2.0, 1.0], step_s, step_s)
+        seconds += step_s
+    assert seconds <= 60
+
+
+@pytest.mark.parametrize(
+    ("usual", "step_s", "one", "one_s"),
+    [
+        (1.0, 1.0, [1.0, 4.0, 1.0], 1.0),
+        (0.1, 0.1, [0.1, 20.0, 0.1], 20.0),  # its process was stopped
+        (1.0, 1.0, [0.1, 0.3, 0.1], 300.0),  # a step that has stalled, and was no rank's
+    ],
+)
+def test_no_rank_is_named_for_one_long_step(usual, step_s, one, one_s):
+    """Of that the stalls tell."""
+    judge = judge_of([1, 1, 1])
+    named(judge, [usual] * 3, 15, step_s)
+    judge.add(one_s, np.array(one))
+    assert named(judge, [usual] * 3, 15, step_s) == []
 
 
 def test_it_stays_named_for_a_minute_and_until_it_is_clearly_not_slow():
     """So the ledger has two events a minute at most; the ratio is always the present one."""
-    judge = Stragglers([1, 1, 1])
+    judge = judge_of([1, 1, 1])
     assert named(judge, [1.0, 2.0, 1.0], 20) == [1]
-    assert judge.slow[1].ratio == pytest.approx(2.0)
-    assert named(judge, [1.0, 1.0, 1.0], 30) == [1] and judge.slow[1].ratio == pytest.approx(1.0)
-    assert judge.shown == []
-    assert named(judge, [1.0, 1.2, 1.0], 60) == [1] and judge.shown == [judge.slow[1]]
-    new, over = [], []
-    for step in range(20):
-        more = judge.add(step, 1.0, np.ones(3))
-        new, over = new + more[0], over + more[1]
-    assert (new, [it.rank for it in over], judge.slow) == ([], [1], {})
-    assert over[0].seconds > stragglers.HOLD_S
+    assert judge.shown == {"1": pytest.approx(2.0)}
+    assert named(judge, [1.0, 1.0, 1.0], 30) == [1] and judge.shown == {}
+    assert named(judge, [1.0, 1.2, 1.0], 60) == [1] and judge.shown == {"1": pytest.approx(1.2)}
+    ((kind, about),) = [it for _ in range(20) for it in judge.add(1.0, np.ones(3))]
+    assert (kind, about["rank"], judge.slow) == ("slow_end", 1, {})
+    assert about["seconds"] > stragglers.HOLD_S

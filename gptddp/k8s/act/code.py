@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.objects import Object
 from gptddp.k8s.render import code_volume
 from gptddp.k8s.render.difference import NONE, Difference

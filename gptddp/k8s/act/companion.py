@@ -1,8 +1,9 @@
 """One object beside a job, by server-side apply: created, or made what it should be."""
 
-from gptddp.errors import ClusterError, ConfigError
+from gptddp.errors import ConfigError
 from gptddp.k8s.act.failure import REFUSED
 from gptddp.k8s.cluster import JOB, Cluster
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.objects import Object, is_ours, resource
 from gptddp.k8s.render import companions
 

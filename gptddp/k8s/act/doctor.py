@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gptddp.errors import ClusterError, GptddpError
+from gptddp.errors import GptddpError
 from gptddp.k8s.act import companion, needs, networks, queueing, submit
 from gptddp.k8s.cluster import INSTALL_OPERATOR, Cluster, if_allowed
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.objects import (
     Object,
     condition,

@@ -3,7 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
-from gptddp.errors import ClusterError, GptddpError
+from gptddp.errors import GptddpError
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.observe.watcher import transient
 
 REFUSED = (403, 422)  # of a right, a quota or a webhook; of a policy of the cluster

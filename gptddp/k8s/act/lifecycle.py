@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from gptddp.errors import ClusterError, ConfigError
+from gptddp.errors import ConfigError
 from gptddp.k8s.act import queueing
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster, if_allowed
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.objects import (
     Object,
     argument,

@@ -6,8 +6,9 @@ at all is `spec.active` of its Workload.
 
 from functools import partial
 
-from gptddp.errors import ClusterError, ConfigError
+from gptddp.errors import ConfigError
 from gptddp.k8s.cluster import Cluster, if_allowed
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.objects import PRIORITY, QUEUE, Object, queue_name
 from gptddp.k8s.observe.queue import NO_KUEUE, workload_of
 

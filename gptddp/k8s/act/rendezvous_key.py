@@ -7,14 +7,15 @@ key: the next of its pods to start could not join the others.
 import base64
 import secrets
 
-from gptddp.errors import ClusterError, ConfigError
+from gptddp.errors import ConfigError
 from gptddp.k8s.act import companion
 from gptddp.k8s.act.failure import REFUSED
 from gptddp.k8s.cluster import Cluster, if_allowed
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.objects import Object, is_ours
 from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.companions import SECRET_FIELD, key_command, secret
-from gptddp.launch.pod import LEAST_KEY
+from gptddp.launch.pod_facts import LEAST_KEY
 
 
 def check(cluster: Cluster, job: Object) -> bool:

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gptddp.errors import ClusterError, ConfigError, JobFailed, TimedOut
+from gptddp.errors import ConfigError
 from gptddp.k8s.act import lifecycle, needs
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster
-from gptddp.k8s.exit_codes import described
+from gptddp.k8s.exit_codes import ClusterError, JobFailed, TimedOut, described
 from gptddp.k8s.objects import Object, condition, container_statuses, event_time, holds, is_ours
 from gptddp.k8s.observe import facts, pod_causes
 from gptddp.k8s.observe.watcher import Say, transient

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gptddp.config import FIELDS, FIXED
-from gptddp.errors import ClusterError, ConfigError, GptddpError, NotFoundError
+from gptddp.errors import ConfigError, GptddpError
 from gptddp.flags import flag
 from gptddp.k8s.act import code, companion, lifecycle, needs, networks, queueing, rendezvous_key
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster, if_allowed
+from gptddp.k8s.exit_codes import ClusterError, NotFoundError
 from gptddp.k8s.objects import (
     SUBMIT_LINE,
     Object,

@@ -58,31 +58,8 @@ class Command(click.Command):
             ) from None
 
 
-# A verb of an earlier version, and what does its work now.
-GONE = {
-    "completion": "the shell's own line completes: "
-    'eval "$(_GPTDDP_K8S_COMPLETE=bash_source gptddp-k8s)", or zsh_source, fish_source',
-    "diff": "`gptddp-k8s submit --dry-run` prints what differs from the cluster, and so does "
-    "`gptddp-k8s render ... | kubectl diff -f -`",
-    "rerun": "`gptddp-k8s submit --replace` puts a job in the place of one that has ended; "
-    "`gptddp-k8s status NAME` prints the line of its submit",
-    "rules": "`gptddp-k8s render` and `submit` check the rules; docs/clusters.md of the "
-    "sources lists them",
-    "top": "`gptddp-k8s status NAME --watch` watches a job",
-    "validate": "`gptddp-k8s render -f job.toml` checks a job; for other manifests there is "
-    "`kubectl apply --dry-run=server -f FILE`",
-}
-
-
 class Group(click.Group):
     """Turns our errors into a message on stderr and their exit code; no traceback."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] in GONE:
-            raise click.UsageError(f"there is no `{args[0]}` any more: {GONE[args[0]]}")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Whole sentences, which click would cut."""

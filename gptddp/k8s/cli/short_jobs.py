@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gptddp import __version__
-from gptddp.errors import JobFailed
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import Command, note
 from gptddp.k8s.cli.options import (
@@ -19,6 +18,7 @@ from gptddp.k8s.cli.options import (
     refuse_timeout,
     wait_options,
 )
+from gptddp.k8s.exit_codes import JobFailed
 
 if TYPE_CHECKING:
     from gptddp.k8s.cluster import Cluster
@@ -157,6 +157,7 @@ def _run_prepare(
     default=0,
     help="another seed, other text [0]",
 )
+@click.option("--step", type=click.IntRange(0), help="checkpoint step [the newest valid]")
 @click.option("--image", type=types.WORD, help=f"image with gptddp [the job's, else {IMAGE}]")
 @click.option("--memory", type=types.WORD, help="memory limit of the pod [the job's, else 4Gi]")
 @click.option(
@@ -185,6 +186,7 @@ def sample(
     top_k: int,
     top_p: float,
     seed: int,
+    step: int | None,
     image: str | None,
     memory: str | None,
     runs: str | None,
@@ -192,7 +194,7 @@ def sample(
     timeout: float,
     job: "JobSpec",
 ) -> None:
-    """Print text from the newest checkpoint of a job.
+    """Print text from a checkpoint of a job.
 
     The job may train or have ended. `gptddp sample` runs in a short Job on the job's volumes, which
     is deleted then. A job that is gone has left its run on a volume: name that with --runs. With
@@ -203,6 +205,7 @@ def sample(
     """
     given = {"prompt": prompt, "tokens": tokens, "temperature": temperature}
     given |= {"top-k": top_k, "top-p": top_p, "seed": seed}
+    given |= {} if step is None else {"step": step}
     options = [f"--{key}={value}" for key, value in given.items()]
     own = {"image": image, "memory": memory, "runs": runs, "data": data}
     if cluster.local:

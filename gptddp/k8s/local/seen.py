@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from gptddp import files
-from gptddp.errors import ClusterError, NotFoundError
 from gptddp.k8s.cluster import JOB, Cluster
+from gptddp.k8s.exit_codes import ClusterError, NotFoundError
 from gptddp.k8s.local import locks
 from gptddp.k8s.local.paths import options_for, relative_path
 from gptddp.k8s.local.screen import end_of

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from gptddp.errors import ClusterError, ConfigError
+from gptddp.errors import ConfigError
 from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.objects import Object, role_and_index, short_name, wanted_pods
 from gptddp.k8s.observe import facts, why
 from gptddp.k8s.observe.endings import ends, how_it_ended

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.objects import (
     Object,
     container_statuses,

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import IO, Any
 
-from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.objects import has_log
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER, parse

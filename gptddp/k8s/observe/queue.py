@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.objects import Object, condition, holds, queue_name, suspended
 
 NO_KUEUE = "the cluster has no Kueue of version 0.15 or newer"  # whose API is v1beta2

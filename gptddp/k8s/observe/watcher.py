@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from gptddp.errors import ClusterError
 from gptddp.k8s.cluster import Cluster
+from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.observe import facts
 from gptddp.k8s.observe.facts import Facts
 

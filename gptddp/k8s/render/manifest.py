@@ -13,7 +13,7 @@ from gptddp import flags
 from gptddp.k8s.objects import PRIORITY, QUEUE, Object
 from gptddp.k8s.render import code_volume, companions, patch, pod, restricted, yaml_text
 from gptddp.k8s.render.spec import RENDEZVOUS_PORT, JobSpec
-from gptddp.launch.pod import KEY, RDZV_CONF
+from gptddp.launch.pod_facts import KEY, RDZV_CONF
 
 DATA, RUNS, SHM = "/data", "/runs", "/dev/shm"  # mount paths
 ALIVE = restricted.SCRATCH + "/gptddp-alive"  # the launcher touches it
@@ -243,7 +243,7 @@ def own_env(spec: JobSpec) -> list[Object]:
         "GPTDDP_ALIVE": ALIVE,
         "GPTDDP_GRACE_S": str(spec.grace_s),
         "GPTDDP_MEMORY": SHM,  # where a survivor of a fault leaves its snapshot
-        # Without it no new agent can join a live rendezvous on torch 2.13: both sides hang.
+        # Without it no new agent can join a live rendezvous on torch 2.15: both sides hang.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **restricted.scratch_env(),
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.cluster_jobs import TINY, Job, until
+from support.cluster_jobs import TINY, Job
 from support.prometheus_server import (
     Prometheus,
     of_api_server,
@@ -22,6 +22,7 @@ from support.prometheus_server import (
     of_pod_monitor,
     page_selectors,
 )
+from support.waiting import until
 
 STEPS = 400
 NAME = "found"

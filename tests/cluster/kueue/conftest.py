@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from support import cluster_jobs
 from support.toy import SMALL
+from support.waiting import until
 
 HERE = Path(__file__).parent
-SYSTEM = "kueue-system"
 VERSION = "kueue.x-k8s.io/v1beta2"
-KINDS = ("clusterqueue", "resourceflavor", "workloadpriorityclass")
+KINDS = ("clusterqueue", "resourceflavor")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,7 +36,6 @@ class Team:
         self.kubectl, self.get = namespace.kubectl, namespace.get
         self.kubectl("label", "namespace", self.own, "gptddp-kueue=managed")
         self.apply("ResourceFlavor", self.own, spec={})
-        self.apply("WorkloadPriorityClass", self.own, value=1000)
         self.open()
 
     def apply(self, kind: str, name: str, **fields: Any) -> None:
@@ -50,12 +49,11 @@ class Team:
         self.apply("LocalQueue", "team", spec={"clusterQueue": self.own, "stopPolicy": "None"})
 
     def set_quota(self, **spec: Any) -> None:
-        """The ClusterQueue: one CPU, which is one job here; a higher priority makes room."""
+        """The ClusterQueue: one CPU, which is one job here."""
         quotas = [{"name": "cpu", "nominalQuota": "1"}, {"name": "memory", "nominalQuota": "99Gi"}]
         flavors = [{"name": self.own, "resources": quotas}]
         spec = {
             "namespaceSelector": {},
-            "preemption": {"withinClusterQueue": "LowerPriority"},
             "resourceGroups": [{"coveredResources": ["cpu", "memory"], "flavors": flavors}],
             "stopPolicy": "None",
             **spec,
@@ -82,7 +80,7 @@ class Team:
         return str(self.until(shown, f"{words} of {name}", timeout_s))
 
     def until(self, true: Callable[[], Any], what: str, timeout_s: float = 120) -> Any:
-        return cluster_jobs.until(true, what, timeout_s, poll_s=1)
+        return until(true, what, timeout_s, poll_s=1)
 
     def empty(self) -> None:
         """Delete all jobs, and wait for the end of their pods."""

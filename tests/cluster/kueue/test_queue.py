@@ -1,18 +1,8 @@
 """Jobs in queues of a real Kueue: those that wait, those that run, and what each command does."""
 
 import json
-import shutil
-import subprocess
-import time
-from pathlib import Path
 
-import pytest
-import yaml
 from support.toy import SMALL
-
-HERE = Path(__file__).parent
-SYSTEM = "kueue-system"
-QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def active(team, name):
@@ -62,24 +52,6 @@ def _same(name):
     return [*job, "--data", "data/corpus", "--", *SMALL, "--steps", "1000000"]
 
 
-def test_kueue_undoes_what_is_set_on_the_job(team):
-    """Why suspend and resume go by the Workload, and a running job is not scaled."""
-    team.submit("one")
-    team.says("one", "Running")
-
-    def put(spec):
-        patch = json.dumps({"spec": spec})
-        team.kubectl("patch", "pytorchjob", "one", "--type=merge", "-p", patch)
-
-    put({"runPolicy": {"suspend": True}})
-    suspended = lambda: team.get("pytorchjob", "one")["spec"]["runPolicy"]["suspend"]  # noqa: E731
-    team.until(lambda: not suspended(), "Kueue lets it go on")
-    team.says("one", "2 of 2 ready")
-    put({"pytorchReplicaSpecs": {"Worker": {"replicas": 1}}})
-    events = lambda: [e["reason"] for e in team.get("events") if e["reason"] == "Stopped"]  # noqa: E731
-    team.until(events, "Kueue stops it")
-
-
 def test_what_is_wrong_with_a_queue_is_said(team):
     """Before a job is made where it can be, else in the words of its Workload."""
     refused = team.submit("one", "--queue", "tema", code=2).stderr
@@ -111,92 +83,3 @@ def test_what_is_wrong_with_a_queue_is_said(team):
     team.says("four", "Queued", "it waits in the queue lost", "nowhere")
     team.kubectl("delete", "localqueue", "lost")
     team.says("four", "Queued", "LocalQueue lost")
-
-
-def test_a_preempted_job_waits_for_its_turn_again(team):
-    """Stopped for one of a higher priority; it goes on when that one has gone."""
-    team.submit("one")
-    team.says("one", "Running", "2 of 2 ready")
-    team.submit("high", "--priority", team.own)
-    team.says("one", "Queued", "it waits in the queue team", "Preempted: ")
-    team.says("high", "Running")
-    team.cli("delete", "high")
-    team.says("one", "Running")
-
-
-def test_a_job_that_has_failed_starts_when_it_is_replaced(team):
-    """Kueue takes the new one as it did the one before."""
-    data = team.namespace.shared / "data"
-    job = ("--name", "one", "--replicas", "1", "--cpu", "500m", "--memory", "2Gi")
-    job = (*job, "--queue", "team", "--data", "data/late")
-    team.cli("submit", *job, "--", *SMALL)
-    team.says("one", "Failed")
-    shutil.copytree(data / "corpus", data / "late")
-    team.cli("submit", *job, "--replace", "--", *SMALL, "--steps", "1000000")
-    team.says("one", "Running", "1 of 1 ready")
-
-
-def test_a_priority_that_went_missing_is_said(team):
-    """A job that kubectl made: Kueue makes no Workload, and says so in its log only."""
-    rendered = team.cli("render", *_same("one")).stdout
-    job = next(it for it in yaml.safe_load_all(rendered) if it["kind"] == "PyTorchJob")
-    job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "gone"
-    team.kubectl("create", "-f", "-", stdin=job)
-    team.says("one", "Queued", "Kueue has no Workload for it", "WorkloadPriorityClass gone")
-
-
-# -- a Kueue that does not do its part -----------------------------------------------------------
-
-
-@pytest.fixture
-def mended(team):
-    """Kueue as it was, after the test."""
-    yield
-    subprocess.run([HERE / "up"], check=True, capture_output=True)
-
-
-def test_a_kueue_without_pytorchjobs_is_told_before_the_job_runs(team, mended):
-    """By the server's dry run; of a job that kubectl made, status says that it runs outside."""
-    config = (HERE / "config/controller_manager_config.yaml").read_text()
-    config = config.replace("kubeflow.org/pytorchjob", "batch/job")
-    data = {"data": {"controller_manager_config.yaml": config}}
-    team.kubectl(
-        "patch", "configmap", "kueue-manager-config", "--namespace", SYSTEM, "-p", json.dumps(data)
-    )
-    restart(team)
-    refused = team.submit("one", code=2).stderr
-    assert "would start at once" in refused and "kubeflow.org/pytorchjob" in refused
-    rendered = team.cli("render", *_same("one")).stdout
-    team.kubectl("create", "-f", "-", stdin=rendered)
-    team.says("one", "Running", "2 of 2 ready")
-    time.sleep(15)
-    team.says("one", "it runs outside of its queue team and of any quota", "Kueue has no Workload")
-
-
-def test_a_webhook_that_is_down_is_kueues(team, mended):
-    """Not the operator's."""
-    scale = ("scale", "deployment", "kueue-controller-manager", "--namespace", SYSTEM)
-    team.kubectl(*scale, "--replicas=0")
-    team.until(lambda: not pods_of_kueue(team), "Kueue is down")
-    refused = team.submit("one", code=1).stderr
-    assert "is kueue-webhook-service running? `kubectl get pods -n kueue-system`" in refused
-    assert "operator" not in refused and "nothing was created" in refused
-    team.kubectl(*scale, "--replicas=1")
-
-
-def pods_of_kueue(team):
-    return team.get("pods", "--namespace", SYSTEM)
-
-
-def restart(team):
-    """Kueue again, with what it is configured to do now; until its webhook answers."""
-    name = ("deployment/kueue-controller-manager", "--namespace", SYSTEM)
-    team.kubectl("rollout", "restart", *name)
-    team.kubectl("rollout", "status", *name, "--timeout=180s", timeout_s=200)
-    least = str(HERE / "queue.yaml")
-
-    def answers():
-        made = team.kubectl("create", "--dry-run=server", "-f", least, check=False)
-        return made.returncode == 0 and len(pods_of_kueue(team)) == 1
-
-    team.until(answers, "its webhook answers")

@@ -33,7 +33,7 @@ def shell(tmp_path):
     bin = tmp_path / "bin"  # commands of this interpreter, whether or not they are installed
     bin.mkdir()
     for name, code in {
-        "gptddp": "from gptddp import main; main()",
+        "gptddp": "from gptddp.cli import cli; cli()",
         "gptddp-k8s": "from gptddp.k8s import main; main()",
         "torchrun": "from torch.distributed.run import main; main()",
     }.items():

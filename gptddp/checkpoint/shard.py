@@ -1,0 +1,116 @@
+"""The tensors' bytes of a checkpoint: one file, with a hash of each chunk in its manifest."""
+
+import contextlib
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_128_hexdigest
+
+from gptddp.distributed.pulse import beat
+from gptddp.errors import Unusable
+from gptddp.files import TRANSIENT, bypass_cache, write_all
+from gptddp.run import progress
+
+FILE = "shard-0-of-1.bin"
+CHUNK_BYTES = 16 << 20  # hashed and written at once
+# These prove damage: there is no file, or not a file. Other errors prove nothing.
+_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+
+
+@contextlib.contextmanager
+def reading(path: Path, file: str) -> Iterator[None]:
+    """Turn an OSError into Unusable, with whether it proves damage."""
+    try:
+        yield
+    except OSError as error:
+        reason, code = f"{file}: {error.strerror}", error.errno
+        raise Unusable(
+            path, reason, damaged=code in _DAMAGE, transient=code in TRANSIENT
+        ) from error
+
+
+_KINDS = {"nbytes": int, "chunk_bytes": int, "xxh3_128": list}
+
+
+def wrong(entry: Any, where: str) -> Iterator[str]:
+    """The fields of an entry that cannot be used, each with the rule. The first counts."""
+    yield from progress.wrong(entry, _KINDS, where)
+    if (file := entry.get("file")) != FILE:
+        yield f"{where}.file is {file!r:.40}: it must be {FILE}"
+    if (size := entry["chunk_bytes"]) < 1 or len(entry["xxh3_128"]) != -(-entry["nbytes"] // size):
+        yield f"{where}.xxh3_128 is not a hash of each chunk of chunk_bytes"
+
+
+def write(folder: Path, data: memoryview, wrote: Callable[[], None]) -> dict[str, Any]:
+    """Write the file durably; its entry in the manifest. `wrote` is called after each chunk."""
+    hashes = []
+    fd = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        bypass_cache(fd)
+        for begin in range(0, len(data), CHUNK_BYTES):
+            chunk = data[begin : begin + CHUNK_BYTES]
+            hashes.append(xxh3_128_hexdigest(chunk))
+            write_all(fd, chunk)
+            wrote()
+        os.fsync(fd)
+    finally:
+        os.close(fd)  # NFS may report a failed write only here
+    return {"file": FILE, "nbytes": len(data), "chunk_bytes": CHUNK_BYTES, "xxh3_128": hashes}
+
+
+def read(
+    path: Path,
+    entry: Mapping[str, Any],
+    buffer: memoryview | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Read every chunk and compare its hash, into the buffer or, with None, nowhere.
+
+    With None it is the device that is read, not the page cache, where the volume lets us. `tell` is
+    told how much has been read. Raises Unusable.
+    """
+    chunk_bytes, nbytes = entry["chunk_bytes"], entry["nbytes"]
+    with reading(path, entry["file"]), open(path / entry["file"], "rb", buffering=0) as file:
+        scratch = memoryview(_uncached(file, chunk_bytes)) if buffer is None else None
+        for begin, expected in zip(range(0, nbytes, chunk_bytes), entry["xxh3_128"], strict=True):
+            beat()  # a large one may take many minutes
+            end = min(begin + chunk_bytes, nbytes)
+            tell(f"reading {path.name}, {begin / 1e9:.2f} of {nbytes / 1e9:.2f} GB")
+            into = scratch if buffer is None else buffer[begin:end]
+            assert into is not None
+            if not _fill(into, file, end - begin) or (
+                xxh3_128_hexdigest(into[: end - begin]) != expected
+            ):
+                reason = f"{entry['file']}: bytes {begin} to {end} do not match their hash"
+                raise Unusable(path, reason)
+
+
+def _uncached(file: Any, nbytes: int) -> mmap.mmap:
+    """A buffer to read a file into that is to come from the device.
+
+    Its address and size are multiples of a page, as O_DIRECT wants them.
+    """
+    with contextlib.suppress(OSError):  # for a file system that has no O_DIRECT
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    bypass_cache(file.fileno())
+    return mmap.mmap(-1, -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
+
+
+def _fill(into: memoryview, file: Any, nbytes: int) -> bool:
+    """Read so many bytes, or more where the buffer is larger; False where the file ends before."""
+    done = 0
+    while done < nbytes:
+        try:
+            count = file.readinto(into[done:])
+        except OSError as error:  # bytes that are no whole blocks
+            if error.errno != errno.EINVAL or not bypass_cache(file.fileno(), False):
+                raise
+            continue
+        if not count:
+            return False
+        done += count
+    return True

@@ -1,0 +1,175 @@
+"""The facts of this pod, from the operator and the manifest, as torchrun's command line."""
+
+import os
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+
+from gptddp.errors import ConfigError
+from gptddp.grace import KILL_S, limit_s
+
+# c10d ignores `timeout`; the default last_call and keep-alive would cost 45 s for each lost pod.
+# Measured on torch 2.13: last_call is what a smaller world waits for one more agent; interval x
+# attempts is when a silent agent is given up.
+RDZV_CONF = {
+    "join_timeout": 900,  # pods may be minutes apart at the start: image pulls, queues
+    "last_call_timeout": 2,
+    "keep_alive_interval": 1,
+    "keep_alive_max_attempt": 5,
+    "heartbeat_timeout": 5,
+    "read_timeout": 60,
+}
+KEY = "GPTDDP_RENDEZVOUS_KEY"  # the job's key, by which its pods know what the others have written
+LEAST_KEY = 32  # characters
+ALONE = "127.0.0.1:0"  # the endpoint of a job of one pod, which nobody else looks for
+_OF_THE_POD = ("RANK", "WORLD_SIZE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class PodFacts:
+    """The facts of this pod that torchrun needs."""
+
+    address: str
+    endpoint: str
+    is_host: bool
+    nodes: tuple[int, int]  # fewest and most agents
+    workers: int  # a pod
+    rdzv_id: str
+    rdzv_conf: dict[str, int]
+    grace_s: int
+    key: str = field(repr=False)  # empty: the job has none
+
+    @property
+    def largest_world(self) -> int:
+        return self.nodes[1] * self.workers
+
+
+def pod_from(env: Mapping[str, str]) -> PodFacts:
+    """Read the operator's PET_* and the manifest's variables; a ConfigError names a bad one."""
+    least, _, most = env.get("PET_NNODES", "1").partition(":")
+    nodes = (_number("PET_NNODES", least), _number("PET_NNODES", most or least))
+    if not 1 <= nodes[0] <= nodes[1]:
+        raise ConfigError(f"PET_NNODES is {env['PET_NNODES']!r}: it must be MIN:MAX, MIN >= 1")
+    endpoint, rank = env.get("PET_RDZV_ENDPOINT", ""), ""
+    if not endpoint and env.get("PET_MASTER_ADDR"):
+        endpoint, rank = _master(env), env.get("PET_NODE_RANK", "")
+    if not endpoint and nodes[1] > 1:
+        raise ConfigError(
+            f"PET_NNODES is {env['PET_NNODES']!r} but neither PET_RDZV_ENDPOINT nor PET_MASTER_ADDR"
+            " is set: agents need HOST:PORT to meet; the operator sets the one for a PyTorchJob "
+            "with an elasticPolicy, the other for one with a Master"
+        )
+    names = [env.get(name, "") for name in ("POD_ADDRESS", "POD_NAME", "HOSTNAME")]
+    address = next(filter(None, names), "localhost") if endpoint else "127.0.0.1"
+    host, _, port = endpoint.rpartition(":")
+    host = host.strip("[]")
+    if endpoint and not (host and port.isdigit()):
+        raise ConfigError(f"PET_RDZV_ENDPOINT is {endpoint!r}: it must be HOST:PORT")
+    return PodFacts(
+        address=address,
+        endpoint=endpoint or ALONE,
+        is_host=not endpoint
+        or (rank == "0" if rank else host in names or host.split(".")[0] in names),
+        nodes=nodes,
+        workers=_workers(env.get("PET_NPROC_PER_NODE", "1")),
+        rdzv_id=env.get("PET_RDZV_ID") or "gptddp",
+        rdzv_conf=_conf(env.get("PET_RDZV_CONF", "")),
+        grace_s=_number("GPTDDP_GRACE_S", env.get("GPTDDP_GRACE_S", "30")),
+        key=_key(env.get(KEY, "")) if endpoint else os.urandom(32).hex(),
+    )
+
+
+def _master(env: Mapping[str, str]) -> str:
+    """HOST:PORT of a job with a Master and without elasticPolicy, whose pod hosts the rendezvous.
+
+    Its size is fixed; what else PET_MASTER_* means to torchrun has no use here.
+    """
+    for name in ("PET_MASTER_PORT", "PET_NODE_RANK"):
+        _number(name, env.get(name, ""))
+    return f"{env['PET_MASTER_ADDR']}:{env['PET_MASTER_PORT']}"
+
+
+def as_elastic(pod: PodFacts, env: MutableMapping[str, str]) -> None:
+    """Give a pod of a job with a Master the environment of any other pod, in place.
+
+    The operator numbers its pods by variables that torchrun gives to workers, so a launcher would
+    pass for one; and a job is known by its endpoint, which this one is not told.
+    """
+    for name in _OF_THE_POD:
+        env.pop(name, None)
+    if pod.endpoint != ALONE:
+        env.setdefault("PET_RDZV_ENDPOINT", pod.endpoint)
+
+
+def forget_key() -> None:
+    """Take the key out of this process's environment: nothing that it starts needs it.
+
+    A process that is forked begins with a copy of the memory that `/proc/PID/environ` shows, which
+    holds a variable after its end, so the value there is written over.
+    """
+    import ctypes  # of pods alone: the control plane reads this module too
+
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    if at := libc.getenv(KEY.encode()):
+        ctypes.memset(at, ord("-"), len(os.environb.get(KEY.encode(), b"")))
+    os.environ.pop(KEY, None)
+
+
+def _key(text: str) -> str:
+    """The job's key; a message must not show it."""
+    key = text.strip()  # a file that was made by `echo` ends with a line feed
+    if key and len(key) < LEAST_KEY:
+        raise ConfigError(
+            f"{KEY} has {len(key)} characters: a key must have {LEAST_KEY} at least, as "
+            "`openssl rand -hex 32` makes it"
+        )
+    return key
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name} is {text!r}: it must be a whole number") from None
+
+
+def _workers(text: str) -> int:
+    """`auto`: one worker a GPU, or one if there is none; torchrun's is one a CPU of the node."""
+    if text not in ("auto", "gpu"):
+        workers = _number("PET_NPROC_PER_NODE", text)
+    else:
+        import torch
+
+        workers = torch.cuda.device_count() or int(text == "auto")
+    if workers < 1:
+        raise ConfigError(f"PET_NPROC_PER_NODE is {text!r}: that is no worker; use a number >= 1")
+    return workers
+
+
+def _conf(text: str) -> dict[str, int]:
+    pairs = (pair.partition("=") for pair in text.split(",") if pair.strip())
+    return {key.strip(): _number(f"PET_RDZV_CONF: {key}", value) for key, _, value in pairs}
+
+
+def torchrun_args(pod: PodFacts, script: str, args: Sequence[str]) -> list[str]:
+    """The command line of torchrun; what PET_RDZV_CONF says goes before our own."""
+    conf = {"is_host": int(pod.is_host), **RDZV_CONF, **pod.rdzv_conf}
+    return [
+        f"--nnodes={pod.nodes[0]}:{pod.nodes[1]}",
+        f"--nproc-per-node={pod.workers}",
+        "--rdzv-backend=gptddp",
+        f"--rdzv-endpoint={pod.endpoint}",
+        f"--rdzv-id={pod.rdzv_id}",
+        "--rdzv-conf=" + ",".join(f"{key}={value}" for key, value in conf.items()),
+        f"--local-addr={pod.address}",
+        "--max-restarts=1000",
+        "--monitor-interval=0.1",
+        f"--shutdown-timeout={max(1, int(limit_s(pod.grace_s, KILL_S)))}",
+        "--signals-to-handle=SIGQUIT",  # the others are ours, from the first moment on
+        f"--log-dir={os.devnull}",  # workers write to the pod's own output
+        "--start-method=forkserver",
+        "--run-path",
+        "--",  # else torchrun may take a flag of the trainer's for an abbreviation of its own
+        script,
+        *args,
+    ]

@@ -1,0 +1,80 @@
+"""What has happened to a run at which step, in words: restarts with their cost, and all else."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from gptddp.errors import visible
+from gptddp.report.life_records import PART_NAMES, LifeRecord, moved, number
+from gptddp.report.run_record import RunRecord
+from gptddp.report.words import duration, many, value
+from gptddp.run.code import named
+
+Notes = list[tuple[int, str]]  # step, words
+
+
+def restarts(run: RunRecord) -> Notes:
+    """The step at which each life but the first went on, with cause, split and cost."""
+    found = []
+    for before, life in zip(run.lives, run.lives[1:], strict=False):
+        if type(step := life.start.get("step")) is not int:
+            continue
+        cost = "no step was done"
+        if life.recovered:
+            cost = f"{duration(life.lost_s)} ({', '.join(parts(life))})"
+        why = visible(cause(before, life))
+        again = many(life.redone, "step")
+        found.append((step, f"life {life.generation}: {why}; {cost}; {again} again"))
+    return found
+
+
+def cause(before: LifeRecord, life: LifeRecord) -> str:
+    """Why a life followed."""
+    if moved(before, life):
+        return "stopped by its launcher: pods came or went"
+    return before.why_over
+
+
+def parts(life: LifeRecord) -> list[str]:
+    """The split of a recovery. Nobody forms a world anew while a run is stopped."""
+    names = PART_NAMES if life.follows_fault else {**PART_NAMES, "reform_s": "stopped"}
+    found = {name: number(life.recovered.get(key), none=math.nan) for key, name in names.items()}
+    return [f"{name} {duration(it)}" for name, it in found.items() if math.isfinite(it)]
+
+
+def others(run: RunRecord) -> Notes:
+    """What else has happened at a step."""
+    found = [(step, "skipped: loss or gradient not finite") for step in run.skipped]
+    for event in run.events:
+        if (what := _words(event)) and type(step := event.get("step")) is int:
+            found.append((step, visible(what)[:300]))
+    return sorted(found)
+
+
+def _words(event: Mapping[str, Any]) -> str:
+    """An event in words; "" for those that have a place of their own on the page."""
+    names = ", ".join(map(str, it)) if isinstance(it := event.get("names"), list) else ""
+    took = duration(number(event.get("seconds")))
+    match event["event"]:
+        case "changed" if event.get("field") == "code":
+            return f"code: {named(event.get('old'))} -> {named(event.get('new'))}"
+        case "changed":
+            return f"{event.get('field')}: {event.get('old')} -> {event.get('new')}"
+        case "quarantine":
+            return f"left out for good: {names}"
+        case "diverged":
+            return f"ranks differed: {names}"
+        case "checkpoint" if event.get("error"):
+            return f"a save failed: {event['error']}"
+        case "spike":
+            high, usual = number(event.get("value")), number(event.get("usual"))
+            return f"{event.get('field')} is {value(high)}, where {value(usual)} is usual"
+        case "slow":
+            return f"{event.get('name')} is slow: {number(event.get('ratio')):.1f} times the median"
+        case "slow_end":
+            return f"{event.get('name')} is not slow any more, after {took}"
+        case "stall":
+            return f"the step does not move, after {took}: {event.get('where')} ({names})"
+        case "stall_end":
+            return f"the step has moved, after {took}"
+    return ""

@@ -1,0 +1,101 @@
+"""The lives of a run: how each began and ended, and what it cost to go on."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from gptddp.run.owners import Owners
+from gptddp.run.recovery import PARTS
+
+PART_NAMES = dict(zip(PARTS, ("detection", "reforming", "reload", "first step"), strict=True))
+MOST_RANKS = 1 << 16  # of a life; a ledger that says more is damaged
+_BUDGETS = {
+    "steps": "all its steps were done",
+    "max_tokens": "its tokens were used up",
+    "max_time": "its time was used up",
+    "stopped": "stopped by a signal",
+}
+_CLOSED = "Connection closed by peer"  # Gloo: the process at the other end is gone
+
+
+@dataclass
+class LifeRecord:
+    """One life, as the ledger has it: its events, and what `Owners` counts of them."""
+
+    start: Mapping[str, Any] = field(default_factory=dict)
+    stop: Mapping[str, Any] = field(default_factory=dict)
+    end: Mapping[str, Any] = field(default_factory=dict)
+    recovered: Mapping[str, Any] = field(default_factory=dict)
+    follows_fault: bool = False  # was the end of the life before unasked for?
+    until_then: dict[str, float] = field(default_factory=dict)  # rank-seconds when it began
+    tables: list[dict[str, list[float]]] = field(default_factory=list)  # of `Owners.phases`
+
+    @property
+    def generation(self) -> int:
+        return int(self.start["generation"])
+
+    @property
+    def began(self) -> float:
+        """When rank 0 of it began, in unix seconds."""
+        return float(self.start["time"]) - number(self.start.get("seconds"))
+
+    @property
+    def world_size(self) -> int:
+        """Its ranks; 0: unknown."""
+        ranks = int(number(self.start.get("world_size")))
+        return ranks if 0 < ranks <= MOST_RANKS else 0
+
+    @property
+    def cause(self) -> str:
+        """Why it ended, in the ledger's words; "": it runs, or nothing says why."""
+        return str((self.stop or self.end).get("cause", ""))
+
+    @property
+    def why_over(self) -> str:
+        """Why it ended, in plain words for budgets, signals and lost connections."""
+        lost = "another rank was gone: " if _CLOSED in self.cause else ""
+        return lost + (_BUDGETS.get(self.cause, self.cause) or "nothing says why")
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds from the last step before it to its first new one; 0: unknown."""
+        return number(self.recovered.get("total_s"))
+
+    @property
+    def redone(self) -> int:
+        """Steps that it had to do again."""
+        return int(number(self.start.get("redo")))
+
+
+def lives_of(events: Sequence[Mapping[str, Any]]) -> tuple[list[LifeRecord], Owners]:
+    """By generation, and the rank-seconds of all. A life whose start is missing is left out."""
+    found: dict[int, LifeRecord] = {}
+    owners = Owners()
+    for event in events:
+        life = found.setdefault(event["generation"], LifeRecord())
+        if (kind := event["event"]) in ("start", "stop", "end", "recovered"):
+            setattr(life, kind, event)
+        before = owners.generation
+        owners.add(event)
+        newest = found.get(owners.generation, LifeRecord())
+        if owners.generation != before:
+            newest.follows_fault, newest.until_then = owners.follows_fault, owners.so_far()
+        if owners.phases and owners.phases not in newest.tables[-1:]:
+            newest.tables.append(owners.phases)
+    return [found[it] for it in sorted(found) if found[it].start], owners
+
+
+def moved(before: LifeRecord, life: LifeRecord) -> bool:
+    """Did its launcher stop a life for pods that came or went, and go on with this one?"""
+    return before.cause == "stopped" and life.follows_fault
+
+
+def number(value: Any, none: float = 0.0) -> float:
+    """`none` for what is no finite number."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer of hundreds of digits
+            if math.isfinite(found := float(value)):
+                return found
+    return none

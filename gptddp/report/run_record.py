@@ -1,0 +1,156 @@
+"""All that the page says of a run, read once: log, ledger, checkpoints, errors, samples.
+
+Nothing is counted here that has been counted elsewhere: rank-seconds are those of the ledger's sum,
+steps those of `gptddp log`, checkpoints those of `gptddp checkpoints`.
+"""
+
+import contextlib
+import math
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gptddp.checkpoint.retention import Status, list_checkpoints
+from gptddp.config import Config, with_preset
+from gptddp.errors import ConfigError
+from gptddp.files import read_json
+from gptddp.flags import from_saved
+from gptddp.report.life_records import LifeRecord, lives_of, number
+from gptddp.run import log_check, summary
+from gptddp.run.directory import FAULTS, LEDGER, SAMPLES
+from gptddp.run.history import is_step, logged, read_ledger
+from gptddp.run.json_lines import parse
+from gptddp.run.owners import Owners
+
+SERIES = ("loss", "val_loss", "val_bpb", "tok_s", "world_size", "lr", "grad_norm", "data_wait_s")
+MOST_FAULTS = 20
+
+
+@dataclass
+class RunRecord:
+    """One run. Times are unix seconds; a list of a series has a number for each of `steps`."""
+
+    path: Path
+    events: list[dict[str, Any]]
+    checkpoints: list[Status]
+    faults: list[dict[str, Any]]  # the trainer's own errors: step, generation, rank, error
+    samples: dict[int, str]  # texts, by step
+    wrong: list[str]  # what of its files is not as it should be
+    dataset: str = ""  # the hash of the data; "": not known
+    log_wrong: bool = False  # is the log among them?
+    config: Config | None = None
+    lives: list[LifeRecord] = field(default_factory=list)
+    owners: Owners = field(default_factory=Owners)
+    steps: "array[int]" = field(default_factory=lambda: array("q"))
+    series: "dict[str, array[float]]" = field(
+        default_factory=lambda: {name: array("d") for name in SERIES}
+    )
+    skipped: list[int] = field(default_factory=list)  # steps
+    last: dict[str, Any] = field(default_factory=dict)  # the last line
+    state_fp: tuple[int, str] | None = None  # the newest, and its step
+
+    @property
+    def name(self) -> str:
+        """The run directory's name."""
+        return self.path.resolve().name
+
+    @property
+    def step(self) -> int:
+        """The last step of the log; 0: none."""
+        return self.steps[-1] if self.steps else 0
+
+    @property
+    def done(self) -> int:
+        """The last step that is known to be done, be the log whole or not."""
+        ends = [it.stop or it.end for it in self.lives[-1:]]
+        return max([self.step, *(int(number(it.get("step"))) for it in ends)])
+
+    def newest(self, name: str) -> float | None:
+        """The last number in this series."""
+        return next(filter(math.isfinite, reversed(self.series[name])), None)
+
+    def events_of(self, kind: str) -> list[dict[str, Any]]:
+        """The events of this kind, in order."""
+        return [it for it in self.events if it["event"] == kind]
+
+
+def read(path: Path) -> RunRecord:
+    """All that the page needs of one run. Raises OSError."""
+    left_out = summary.read(path).left_out
+    run = RunRecord(
+        path=path,
+        events=read_ledger(path),
+        checkpoints=list_checkpoints(path),
+        faults=_faults(path),
+        samples=_samples(path),
+        wrong=[f"{path / LEDGER}: left out: {it}" for it in left_out],
+    )
+    newest = _read_log(run)
+    run.lives, run.owners = lives_of([*run.events, newest])
+    if run.steps and not run.lives:
+        run.wrong.append(
+            f"{path / LEDGER} knows of no life of {path}, whose log has steps: lives, restarts "
+            "and seconds are not known: put it back from a backup"
+        )
+    recorded = [it.start["config"] for it in run.lives if it.start.get("config")]
+    run.dataset = str(run.lives[-1].start.get("dataset", "")) if run.lives else ""
+    if recorded:
+        try:
+            config = from_saved(path / LEDGER, recorded[-1])
+            run.config = with_preset(config, accelerator=False)
+        except ConfigError as error:
+            run.wrong.append(str(error))
+    return run
+
+
+def _read_log(run: RunRecord) -> dict[str, Any]:
+    """Every step once, into the series; what of the log is wrong is added.
+
+    Returns where the seconds had gone when the log last said it, as an event that tells of it.
+    """
+    check, newest = log_check.LogCheck(run.path), {}
+    for life, line in logged(run.path):
+        check.add(life, line)
+        if not is_step(line):
+            continue
+        run.steps.append(line["step"])
+        for name, series in run.series.items():
+            series.append(number(line.get(name), none=math.nan))
+        if line.get("loss", 0) is None:
+            run.skipped.append(line["step"])
+        if isinstance(found := line.get("state_fp"), str):
+            run.state_fp = line["step"], found
+        if "phases" in line:
+            newest = {"generation": life, "phases": line["phases"]}
+        run.last = line
+    if wrong := check.found():
+        run.wrong.append(log_check.not_whole(run.path, wrong))
+        run.log_wrong = True
+    return {"event": "checkpoint", "generation": 0, **newest}
+
+
+def _samples(path: Path) -> dict[int, str]:
+    """The texts that rank 0 has written, by step: of several lives the newest's."""
+    found: dict[int, tuple[int, str]] = {}
+    with contextlib.suppress(OSError), (path / SAMPLES).open("rb") as file:
+        for it in filter(None, map(parse, file)):
+            step, life, text = it.get("step"), it.get("generation"), it.get("text")
+            if not (type(life) is type(step) is int and isinstance(text, str)):
+                continue
+            if life >= found.get(step, (0, ""))[0]:
+                found[step] = life, text
+    return {step: text for step, (_, text) in sorted(found.items())}
+
+
+def _faults(path: Path) -> list[dict[str, Any]]:
+    """The newest errors of the trainer's own, as they were recorded."""
+    found = []
+    for file in (path / FAULTS).glob("*.*.*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            numbers = list(map(int, file.name.split(".")[:3]))
+            record = read_json(file)
+            if isinstance(record, dict) and isinstance(record.get("time"), float):
+                at = dict(zip(("step", "generation", "rank"), numbers, strict=True))
+                found.append({**record, **at})
+    return sorted(found, key=lambda it: it["time"])[-MOST_FAULTS:]

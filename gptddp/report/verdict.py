@@ -1,0 +1,121 @@
+"""What has become of a run: its state, and the verdict in a sentence."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import takewhile
+
+from gptddp.budget import BUDGETS, shown
+from gptddp.checkpoint.run_state import why_ended
+from gptddp.report.life_records import LifeRecord, moved, number
+from gptddp.report.run_record import RunRecord
+from gptddp.report.words import amount, clock, duration, many
+from gptddp.run import crash_loop, lease_file
+from gptddp.run.directory import LEASE
+from gptddp.run.lease import EXPIRY_S
+
+# A lease that is looked at from another machine, whose clock differs, may seem older than it is.
+_SILENT_S = 2.5 * EXPIRY_S
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """state: finished, running, stopped, failed or lost. why: as a sentence may have it."""
+
+    state: str
+    why: str = ""
+
+
+def verdict_of(run: RunRecord) -> Verdict:
+    """What the run is doing now. Raises OSError."""
+    if not run.lives:
+        return Verdict("running") if _is_held(run) else Verdict("lost", "no life has begun a step")
+    newest = run.lives[-1]
+    if newest.stop and newest.cause in BUDGETS:
+        why = why_ended(run.config, newest.cause, run.done) if run.config else newest.why_over
+        return Verdict("finished", why)
+    if newest.stop:
+        return Verdict("stopped", newest.why_over)
+    if _is_held(run):
+        return Verdict("running")
+    if error := crash_loop.first(run.path, newest.generation):
+        return Verdict("failed", f"an error of the trainer's own: {error}")
+    most = run.config.max_skipped if run.config else None
+    at_end = len(list(takewhile(set(run.skipped).__contains__, reversed(run.steps))))
+    if most and at_end > most:
+        return Verdict("failed", f"the last {at_end} steps had no finite loss or gradient")
+    return Verdict("lost", "its last life did not record its end, and no process holds the run now")
+
+
+def _is_held(run: RunRecord) -> bool:
+    """Does a process hold the lease, as far as can be seen from here?"""
+    seen = lease_file.read(run.path / LEASE)
+    lease = lease_file.parse(seen[0]) if seen else None
+    if seen is None or lease is None:
+        return False
+    with suppress(LookupError, TypeError):
+        if lease_file.is_over(lease, lease_file.lease_of(None, "")):
+            return False
+    return time.time() - seen[1] / 1e9 < _SILENT_S
+
+
+def sentences(run: RunRecord, verdict: Verdict) -> str:
+    """The run in a sentence or two."""
+    return f"{_progress(run, verdict)} {_restarts(run, verdict.state)}".rstrip()
+
+
+def _progress(run: RunRecord, verdict: Verdict) -> str:
+    done, state = run.done, verdict.state
+    # a log that lacks its end says nothing of it
+    last = run.lives[-1].stop if done > run.step else run.last
+    tokens, train_s = int(number(last.get("tokens"))), number(last.get("train_s"))
+    where = f"step {done:,}"
+    if run.config and done and state != "finished":
+        where = f"step {shown(run.config, done, tokens, train_s)}"
+    where = f"after {where}" if done else "before its first step"
+    where += f", {amount(tokens)} tokens" * (tokens > 0)
+    why = f": {verdict.why}" if verdict.why else ""
+    at = f", last heard of at {clock(last['time'])} UTC" if number(last.get("time")) else ""
+    return {
+        "finished": f"Finished {where} in {duration(elapsed(run))}{why}.",
+        "running": f"Running, {where}.",
+        "stopped": f"Stopped {where}, in good order{why}.",
+        "failed": f"Failed {where}{why}.",
+        "lost": f"Not running, and not finished, {where}{at}{why}.",
+    }[state]
+
+
+def elapsed(run: RunRecord) -> float:
+    """From the first life's beginning to the last that is known."""
+    ends = [number(run.last.get("time")), *(number(it["time"]) for it in run.events)]
+    return max(0.0, max(ends) - run.lives[0].began) if run.lives else 0.0
+
+
+def _restarts(run: RunRecord, state: str) -> str:
+    pairs = list(zip(run.lives, run.lives[1:], strict=False))
+    if not pairs:
+        return "Nothing interrupted it." if state in ("finished", "running", "stopped") else ""
+    moves = [life for before, life in pairs if moved(before, life)]
+    faults = [life for it, life in pairs if life.follows_fault and not moved(it, life)]
+    texts = []
+    if faults:
+        redone = sum(it.redone for it in faults)
+        again = f"{many(redone, 'step')} had to be done again" if redone else "no step was lost"
+        texts.append(f"faults interrupted it {_times(len(faults))}{_took(faults)}; {again}")
+    if moves:
+        texts.append(f"pods joined or left {_times(len(moves))}{_took(moves)}")
+    if stops := len(pairs) - len(faults) - len(moves):
+        texts.append(f"it was stopped and continued {_times(stops)}")
+    text = "; ".join(texts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _took(lives: Sequence[LifeRecord]) -> str:
+    """Until the first new step, where the ledger has it."""
+    known = [it.lost_s for it in lives if it.recovered]
+    return f", which took {duration(sum(known))}{' in all' * (len(known) > 1)}" if known else ""
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number:,} times")

@@ -1,0 +1,83 @@
+"""From a command line to a life of a run, and from how that ends to an exit code."""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+from gptddp.advice import advice
+from gptddp.config import Config
+from gptddp.data.dataset import open_dataset
+from gptddp.distributed import environment
+from gptddp.distributed.connect import World, connect
+from gptddp.distributed.peers import is_lost_peer
+from gptddp.distributed.pulse import Listening
+from gptddp.distributed.report import VisibleFormatter, report
+from gptddp.distributed.torch_private import TRAINER, check_torch
+from gptddp.errors import ConfigError, Finished, GptddpError, LifeLost, Stopped, Superseded
+from gptddp.files import patiently
+from gptddp.flags import flag, from_args
+from gptddp.run import crash_loop
+from gptddp.training.begin import newest_state
+from gptddp.training.clock import PhaseClock
+from gptddp.training.life import Life
+from gptddp.training.stop import StopFlag
+
+log = logging.getLogger("gptddp")
+
+
+def main(train: Callable[[Life], None], args: Sequence[str] | None = None) -> int:
+    """Parse, connect, train; the exit code, with one line instead of a traceback for a mistake."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(VisibleFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    stop = StopFlag()
+    try:
+        config = patiently(lambda: from_args(sys.argv[1:] if args is None else args))
+        for name in ("data", "run_dir"):
+            if not getattr(config, name):
+                raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")
+        check_torch(TRAINER)
+        listening = Listening(lambda where: stop.hung(where), lambda s: stop.silent(s))
+        with listening, connect(config.device) as world:
+            train(begin(config, world, stop))
+    except Finished as done:
+        if environment.ranks().rank == 0:
+            log.info("%s: %s", config.run_dir, done)
+    except Stopped:
+        return stop.exit_code  # rank 0 has said what was saved
+    except Superseded as error:  # its peers, if it still has any, will start again with it
+        log.error("gptddp train: %s", error)
+        return error.exit_code
+    except GptddpError as error:
+        report(error)
+        return error.exit_code
+    except Exception as error:
+        if is_lost_peer(error) or isinstance(error, LifeLost):
+            what = "lost a peer: " if is_lost_peer(error) else ""
+            reason = str(error).splitlines()[0]
+            log.warning("[rank %s] %s%s", environment.ranks().rank, what, reason)
+            return stop.exit_code if stop.asked else LifeLost.exit_code
+        if final := crash_loop.early(error):
+            report(final)
+            return final.exit_code
+        raise
+    finally:
+        stop.close()
+    return 0
+
+
+def begin(config: Config, world: World, stop: StopFlag) -> Life:
+    """All ranks: a new life of the run, from the newest valid state on disk or in any memory.
+
+    Raises ConfigError, DataError and CheckpointError, on every rank, as `open_run` does.
+    """
+    clock = PhaseClock()  # gives every second from here on to one phase
+    # Damage is refused before anything is written, or below, where the run's on_bad is known.
+    dataset = patiently(lambda: open_dataset(config.data, config.on_bad or "quarantine"))
+    tokenizer = patiently(dataset.tokenizer)
+    found = newest_state(config, dataset, world, clock)  # all ranks
+    life = Life(*found, dataset, world, stop, clock)
+    notes = [*dataset.warnings(), *tokenizer.warnings(), *advice(life.config, world.world_size)]
+    for warning in notes if world.rank == 0 else ():
+        log.warning("%s", warning)
+    return life

@@ -1,0 +1,129 @@
+"""--from-step: the run goes back to a kept checkpoint, and leaves what it has done beyond it.
+
+The ledger has the branch first. Then the checkpoint is committed once more, in the name of the life
+that begins: so it is newer than all others, and than every state in memory, and whatever takes up
+or prunes a state finds it. A life that is killed in between leaves that to the next one.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from gptddp.checkpoint import store
+from gptddp.checkpoint.layout import Staging
+from gptddp.checkpoint.load import load_step
+from gptddp.checkpoint.saved_state import SavedState
+from gptddp.checkpoint.writer import Writer
+from gptddp.config import Config
+from gptddp.distributed.waiting import Tell
+from gptddp.errors import CheckpointError, ConfigError, Unusable
+from gptddp.files import explain, may_pass, patiently
+from gptddp.flags import to_saved
+from gptddp.run.branches import about, asks_for_another
+from gptddp.run.history import Ledger
+from gptddp.run.summary import Summary
+from gptddp.training.choose import Snapshots
+
+log = logging.getLogger(__name__)
+
+
+def go_back(
+    given: Config,
+    config: Config,
+    run_id: str,
+    generation: int,
+    recorded: Summary,
+    snapshots: Snapshots,
+    fence: Callable[[], None],
+    tell: Tell,
+) -> None:
+    """Rank 0 only, before the newest state is looked for: begin the branch that is asked for.
+
+    `given`: what this start was given; `config`: with all that the run has; `fence` raises
+    Superseded where another life has the run by now. Also finishes a branch that the ledger has
+    and that has no state yet, whatever this start was given. Raises ConfigError where there is no
+    checkpoint of that step, or the run cannot be written; CheckpointError where none of that step
+    is valid; OSError for trouble of the volume that may pass.
+    """
+    run, new = Path(config.run_dir), asks_for_another(given, recorded.branches)
+    if not new and (not recorded.branches or _has_state(run, run_id, recorded, snapshots)):
+        return
+    step = config.from_step if new else int(recorded.branches[-1]["step"])
+    tell(f"looking for a checkpoint of step {step}")
+    loaded = load_step(run, step, run_id, recorded.commits, tell)
+    log.warning("run %s goes back to %s: what it has done beyond is left", run, loaded.name)
+    try:
+        if new:
+            fence()
+            _record(config, generation, loaded, recorded)
+        _commit(config, run_id, generation, loaded, fence, tell)
+    except OSError as error:
+        if may_pass(error):
+            raise
+        raise ConfigError(
+            f"--from-step {step}: {run} cannot be written: {explain(error)}"
+        ) from error
+
+
+def _has_state(run: Path, run_id: str, recorded: Summary, snapshots: Snapshots) -> bool:
+    """Is there a checkpoint or snapshot of the newest branch?"""
+    newest = store.order(patiently(lambda: store.newest(run, run_id, recorded.commits)))
+    generations = [newest[0], *(generation for generation, _, _ in snapshots.values())]
+    return max(generations) >= int(recorded.branches[-1]["generation"])
+
+
+def _record(config: Config, generation: int, loaded: SavedState, recorded: Summary) -> None:
+    """The branch, durably. Raises OSError."""
+    branch = {"step": loaded.step, "life": loaded.generation, "name": loaded.name, **about(config)}
+    with closing(Ledger(config.run_dir)) as file:
+        file.event("branch", generation, **branch)
+        patiently(file.sync)
+    recorded.add({"event": "branch", "time": time.time(), "generation": generation, **branch})
+
+
+def _commit(
+    config: Config,
+    run_id: str,
+    generation: int,
+    loaded: SavedState,
+    fence: Callable[[], None],
+    tell: Tell,
+) -> None:
+    """The checkpoint once more, as one of this life. Raises OSError, CheckpointError."""
+    writer = Writer(
+        config.run_dir,
+        generation,
+        run_id=run_id,
+        config=to_saved(config),
+        parent=loaded.name,
+        keep=0,  # on a full disk nothing is deleted for it: it may be what is gone back to
+        fence=fence,
+    )
+    writer.read_back = False  # the life that takes it up reads all of it
+    began = time.monotonic()
+    writer.wrote = lambda: tell(f"saving {loaded.name} anew, for {time.monotonic() - began:.0f} s")
+    staging = Staging(loaded.tensors)
+    writer.save_bytes(loaded.step, staging.layout, staging.fill(loaded.tensors), loaded.meta)
+    if isinstance(writer.failure, Unusable):
+        raise CheckpointError(f"{loaded.name} cannot be saved anew: {writer.failure}")
+    if writer.failure:
+        raise writer.failure
+
+
+def way_back(run: Path, bad: int) -> str:
+    """How to go back to before step `bad`, the first that was not finite, or far too large.
+
+    The update of the step before it may have spoilt the weights: so to before that, if it is kept.
+    """
+    names: list[str] = []
+    with suppress(OSError):
+        names = list(filter(store.is_candidate, store.names(run)))
+    found = [step for name in names if (step := store.order(name)[1]) < bad]
+    best = next((step for step in found if step < bad - 1), found[0] if found else None)
+    if best is not None:
+        return f"to go back to step {best}: --from-step {best}, with a lower --lr"
+    if names:
+        return "no checkpoint of before is kept: begin anew with a lower --lr, in another --run-dir"
+    return "nothing was saved yet: with a lower --lr it begins at step 0 again"

@@ -1,0 +1,122 @@
+"""`gptddp audit`: on other data, with other libraries, and where it cannot be told."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.audits import audit, edit_events, save_again, trained
+from support.rewritten_dataset import rewrite
+
+from gptddp import cli as commands
+from gptddp.checkpoint.load import load_newest
+from gptddp.data import blocks
+from gptddp.data.dataset import open_dataset
+from gptddp.errors import Unusable
+from gptddp.run.directory import LEDGER
+
+pytestmark = pytest.mark.usefixtures("train_here")
+
+
+def test_data_that_have_been_moved(corpus, tmp_path):
+    """They are read where the newest life has read them, for the steps of all lives."""
+    data, there = Path(shutil.copytree(corpus, tmp_path / "data")), tmp_path / "there"
+    run = trained(data, tmp_path / "run", "--steps", "4")
+    data.rename(there)
+    trained(there, run)
+    assert audit(run, "--whole")[0] == 0
+    there.rename(data)
+    code, text = audit(run)
+    assert code == 2 and f"--data with the data of {run}" in text
+    assert audit(run, "--data", str(data))[0] == 0
+
+
+def test_other_data_are_refused(honest, corpus, tmp_path):
+    """From the seed too: another batch would be called a forged one."""
+    other = rewrite(open_dataset(corpus), tmp_path / "other", 7)
+    for flags in ((), ("--whole",)):
+        code, text = audit(honest, "--data", str(other.dir), *flags)
+        assert code == 2 and "is not the data that run" in text
+
+
+def test_another_library_is_refused(forged):
+    """From the seed too: it may encode the text otherwise."""
+    data = load_newest(forged).meta["data"]
+    save_again(forged, data=data | {"library": "tiktoken 0.0.1"})
+    for flags in ((), ("--whole",)):
+        code, text = audit(forged, *flags)
+        assert code == 2 and "encoded by tiktoken 0.0.1" in text and "tiktoken==0.0.1" in text
+
+
+def test_no_cache_of_rows_is_used(corpus, tmp_path):
+    """It may have rows that the data have no more: it is neither read nor written."""
+    run = trained(corpus, tmp_path / "run", "--cache-dir", str(tmp_path / "cache"))
+    cached = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    for path in cached:
+        path.write_text("damaged")
+    assert audit(run, "--whole")[0] == 0 and cached
+    assert {path.read_text() for path in cached} == {"damaged"}
+
+
+def test_data_that_are_damaged_here_tell_nothing_of_the_run(corpus, tmp_path, monkeypatch):
+    """A run that leaves out what it cannot read has read them."""
+    monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
+    data = Path(shutil.copytree(corpus, tmp_path / "data"))
+    run = trained(data, tmp_path / "run", "--on-bad", "quarantine")
+    for path in data.glob("train/*.parquet"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 8 : len(content) // 2] = bytes(
+            len(content) // 2 - len(content) // 8
+        )
+        path.write_bytes(content)
+    code, text = audit(run, "--whole")
+    assert code == 2 and "cannot be read here, and the run has read it for step " in text
+
+
+# -- what cannot be told ---------------------------------------------------------------------------
+
+
+def test_a_ledger_that_lacks_a_life(forged):
+    """What it was computed on is not known; nor is that another machine."""
+    edit_events(forged, "start", which=slice(1, None))
+    code, text = audit(forged)
+    assert code == 2 and "ledger.jsonl does not say what life 2 was computed with" in text
+
+
+def test_a_decision_to_leave_out_what_the_data_do_not_have(forged):
+    """As at a start: it is refused."""
+    it = {"event": "quarantine", "time": 1.0, "generation": 1, "step": 3, "row_groups": [9999]}
+    with open(forged / LEDGER, "a") as ledger:
+        ledger.write(json.dumps(it) + "\n")
+    code, text = audit(forged)
+    assert code == 2 and "row_groups has 9999" in text
+
+
+def test_a_checkpoint_that_cannot_be_read_just_now(honest, monkeypatch):
+    """An error of the volume is none of the run."""
+
+    def failing(path, *_):
+        raise Unusable(path, "Input/output error", damaged=False, transient=True)
+
+    monkeypatch.setattr("gptddp.audit.load", failing)
+    code, text = audit(honest)
+    assert code == 2 and "cannot be read: Input/output error" in text
+
+
+def test_an_audit_is_one_process(honest, monkeypatch):
+    """Under torchrun it would wait for ranks that never come."""
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    code, text = audit(honest)
+    assert code == 2 and "an audit is one process" in text
+
+
+def test_ctrl_c_is_no_difference(honest, monkeypatch):
+    """Where the files are read, too: 130, as 1 would say that the run is wrong."""
+
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "_run_dir", interrupted)
+    assert CliRunner().invoke(commands.cli, ["audit", str(honest)]).exit_code == 130

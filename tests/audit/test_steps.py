@@ -1,0 +1,297 @@
+"""`gptddp audit`: a run as it was is the same bits; a forged one is found, at the step."""
+
+import itertools
+import json
+import math
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.audits import (
+    audit,
+    change_lines,
+    edit,
+    edit_events,
+    lines_of,
+    save_again,
+    trained,
+)
+from support.prepared import flip
+from support.rewritten_dataset import rewrite
+from support.waiting_writer import Writer
+
+from gptddp.checkpoint import run_state, store
+from gptddp.checkpoint.load import load_newest
+from gptddp.data import blocks, lanes
+from gptddp.distributed import hardware
+from gptddp.distributed.replicas import state_fp
+from gptddp.prepare.build import prepare
+from gptddp.prepare.recipe import Settings
+from gptddp.run.history import read_ledger
+from gptddp.training import life
+
+pytestmark = pytest.mark.usefixtures("train_here")
+
+
+def test_an_honest_run_is_the_same_bits(honest):
+    """All steps from the seed, over a change of the rate; or those after the first checkpoint."""
+    code, text = audit(honest, "--whole")
+    assert code == 0 and "same bits: steps 1 to 8 of 8 (100%)" in text
+    code, text = audit(honest)
+    assert code == 0 and " to 8 of 8 (" in text and "times, speeds" in text
+
+
+def up(value):
+    """The next float: one bit."""
+    return math.nextafter(value, math.inf)
+
+
+def without(run, *steps):
+    change_lines(run, lambda line: None if line["step"] in steps else line)
+
+
+def renumbered(run, steps):
+    """Lines that say another step."""
+    change_lines(run, lambda line: line | {"step": steps.get(line["step"], line["step"])})
+
+
+OTHER = "0123456789abcdef"
+LOG = [  # the forgery, the first step that is wrong, and what is said of it
+    (lambda run: edit(run, 3, loss=up), 3, "loss is"),
+    (lambda run: edit(run, 4, grad_norm=up), 4, "grad_norm is"),
+    (lambda run: edit(run, 7, lr=up), 7, "lr is"),
+    (lambda run: edit(run, 2, tokens=lambda n: n + 1), 2, "tokens is"),
+    (lambda run: edit(run, 4, tokens=float), 4, "tokens is"),  # equal, and of another kind
+    (lambda run: edit(run, 6, batch_fp=OTHER), 6, "batch_fp is"),
+    (lambda run: edit(run, 8, chain_fp=OTHER), 8, "chain_fp is"),
+    (lambda run: edit(run, 3, val_loss=up), 3, "val_loss is"),
+    (lambda run: edit(run, 6, val_bpb=up), 6, "val_bpb is"),
+    (lambda run: edit(run, 4, val_bpb=3.0), 4, "val_bpb is"),  # of a step that was not evaluated
+    (lambda run: edit(run, 8, state_fp=OTHER), 8, "state_fp is"),
+    (lambda run: edit(run, 8, state_fp="zz"), 8, "state_fp is"),
+    (lambda run: edit(run, 4, loss=None, grad_norm=None), 4, "loss is None"),  # called skipped
+    *(
+        (lambda run, value=value: edit(run, 6, train_s=value), 6, "train_s is")
+        for value in ("x", [1], None, -1.0, math.inf)
+    ),
+    (lambda run: without(run, 4), 4, "it is not in the log"),
+    (lambda run: without(run, 7, 8), 7, "it is not in the log"),
+    (lambda run: renumbered(run, {3: 4, 4: 3}), 3, "batch_fp is"),
+    *(
+        (lambda run, step=step: renumbered(run, {3: step}), 3, "it is not in the log")
+        for step in (0, -3, 10**12, 2**31 - 2)
+    ),
+]
+
+
+@pytest.mark.parametrize("number", range(len(LOG)))
+def test_a_line_of_the_log_that_is_not_that_of_the_run(forged, number):
+    """One bit of any field is found, at its step, and what comes before it is the same. So is a
+    line that is missing or moved; one of a step that cannot be is not waited for."""
+    forge, step, what = LOG[number]
+    forge(forged)
+    began = time.monotonic()
+    code, text = audit(forged, "--whole")
+    assert code == 1 and f"wrong: step {step}: {what}" in text, text
+    assert f"same bits: steps 1 to {step - 1} of " in text and time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("name", ["model.wte.weight", "sums.exponents"])
+def test_a_tensor_of_a_checkpoint_is_changed(forged, name):
+    """With all hashes made anew: its fingerprint tells, or else what is recomputed."""
+    loaded = load_newest(forged)
+    tensors = {key: tensor.clone() for key, tensor in loaded.tensors.items()}
+    tensors[name].view(-1)[0] += 1
+    for honest_meta in (True, False):
+        meta = dict(loaded.meta)
+        if not honest_meta:
+            meta["state_fp"] = f"{state_fp(tensors):016x}"
+        shutil.rmtree(forged / "checkpoints" / loaded.name)
+        run_id = run_state.read(forged).run_id
+        writer = Writer(forged, loaded.generation, keep=9, run_id=run_id)
+        assert writer.save(loaded.step, tensors, meta).error is None
+        code, text = audit(forged)
+        assert code == 1 and f"wrong: step {loaded.step}: state_fp is" in text
+
+
+def test_a_trainer_that_leaves_out_a_step_of_the_optimizer(corpus, tmp_path, monkeypatch):
+    """The loss of the step is right; the state after it is not, and so the next loss."""
+    step, calls = torch.optim.AdamW.step, []
+
+    def skipping(self, *args, **kwargs):
+        calls.append(1)
+        return None if len(calls) == 4 else step(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", skipping)
+        run = trained(corpus, tmp_path / "run")
+    code, text = audit(run, "--whole")
+    assert code == 1 and ("wrong: step 4: state_fp" in text or "wrong: step 5: loss" in text)
+
+
+def test_a_checkpoint_that_is_of_another_place(forged):
+    """Its tensors are those of the run, and what it says of them is not. Without a fingerprint of
+    its own, what is recomputed tells."""
+    save_again(forged, state_fp=None)
+    assert audit(forged)[0] == 0
+    save_again(forged, tokens=1)
+    code, text = audit(forged)
+    assert code == 1 and "wrong: step 8: tokens is 1 in step-000000000008.2" in text
+
+
+def test_a_checkpoint_that_is_not_of_the_run_as_it_is_now_is_not_wrong(honest, corpus, tmp_path):
+    """Of a branch that the run has left, with another rate since, or of another run: it is named,
+    and not counted."""
+    run = trained(corpus, tmp_path / "run", "--steps", "3")
+    trained(corpus, run, "--steps", "5")
+    (tmp_path / "left").mkdir()
+    for path in run.glob("checkpoints/step-*.2"):
+        path.rename(tmp_path / "left" / path.name)
+    trained(corpus, run, "--lr", "1e-3")
+    there = run / "checkpoints"
+    shutil.copytree(tmp_path / "left/step-000000000005.2", there / "step-000000000005.2")
+    shutil.copytree(honest / "checkpoints/step-000000000008.2", there / "step-000000000008.2")
+    for flags in ((), ("--whole",)):
+        code, text = audit(run, *flags)
+        assert code == 0 and " to 8 of 8 (" in text
+        assert "not counted: step-000000000008.2: it is another run's\n" in text
+        left = "step-000000000005.2: the run has left it, as life 3 has begun from step 3\n"
+        assert f"not counted: {left}" in text and text.count("not counted") == 2
+    shutil.rmtree(there / "step-000000000003.1")  # the oldest is not what an audit begins with
+    assert audit(run)[0] == 0
+
+
+def test_the_first_wrong_step_is_named_though_a_later_one_is_wrong_too(forged):
+    """A checkpoint that cannot be read is of its step."""
+    shard = next(forged.glob("checkpoints/step-000000000005.1/shard-*"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    code, text = audit(forged, "--whole")
+    assert code == 1 and "wrong: step 5: step-000000000005.1 cannot be read: " in text
+    assert "same bits: steps 1 to 5 of 8" in text
+    edit(forged, 2, loss=up)
+    assert "wrong: step 2: loss" in audit(forged, "--whole")[1]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Each step takes half a second."""
+    ticks = itertools.count()
+    fake = SimpleNamespace(monotonic=lambda: 0.5 * next(ticks), time=time.time)
+    monkeypatch.setattr(life, "time", fake)
+
+
+def test_a_run_that_time_has_ended(corpus, tmp_path, clock):
+    """Its rates follow from the seconds in its log, and from more time that was given later. With
+    other seconds the rate is another one."""
+    flags, run = ("--steps", "1000", "--eval-every", "1000"), tmp_path / "run"
+    for max_time, last in (("3.5", 7), ("6", 12)):
+        trained(corpus, run, *flags, "--max-time", max_time)
+        for more in ((), ("--whole",)):
+            code, text = audit(run, *more)
+            assert code == 0 and f" to {last} of {last} (" in text
+    assert "same bits: steps 1 to 12 of 12 (100%)" in text
+    edit(run, 12, train_s=lambda seconds: seconds / 2)
+    assert "wrong: step 12: lr is " in audit(run, "--whole")[1]
+
+
+def test_a_run_that_has_left_out_what_it_could_not_read(tmp_path, monkeypatch):
+    """As its ledger says, whether the file has been mended since or not. With the file mended and
+    the decision taken out of the ledger, the rows are others."""
+    monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
+    source = tmp_path / "source.jsonl"
+    texts = (random.Random(n).randbytes(20).hex() for n in range(240))
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    whole = prepare([source], tmp_path / "whole", Settings(tokenizer="bytes"))
+    dataset = rewrite(whole, tmp_path / "data", 12)
+    mended = Path(shutil.copytree(dataset.dir, tmp_path / "mended"))
+    sizes = [group.tokens for group in dataset.row_groups("train")]
+    _, second, *_ = lanes.blocks(lanes.deal(sizes, 8, 1337)[5], 1337, 5, 0)
+    flip(dataset, second.group)
+    run = trained(dataset.dir, tmp_path / "run", "--on-bad", "quarantine", "--steps", "24")
+    (decision,) = (event for event in read_ledger(run) if event["event"] == "quarantine")
+    assert 0 < decision["step"] < 24
+    for data in (dataset.dir, mended):
+        code, text = audit(run, "--whole", "--data", str(data))
+        assert code == 0 and "same bits: steps 1 to 24 of 24 (100%)" in text
+    edit_events(run, "quarantine")
+    code, text = audit(run, "--whole", "--data", str(mended))
+    assert code == 1 and f"wrong: step {decision['step'] + 1}: batch_fp is " in text
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_an_audit_that_is_stopped_says_so(honest, monkeypatch, step):
+    """By Ctrl-C: exit code 2, as nothing can be told of the rest; also between two spans."""
+    agree, calls = life.agree, itertools.count(1)
+
+    def interrupted(*args):
+        if next(calls) == step:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.2)  # for the thread that ends a process that has nothing to lose
+        return agree(*args)
+
+    monkeypatch.setattr(life, "agree", interrupted)
+    code, text = audit(honest, "--whole")
+    assert code == 2 and f"stopped by SIGINT after step {step}: give the command again" in text
+
+
+def test_where_it_cannot_be_told_the_reason_is_said(forged, corpus, tmp_path, monkeypatch):
+    """Another processor; sums that are not exact; a run without a step: exit code 2."""
+    fast = trained(corpus, tmp_path / "fast", "--reduce", "fast", "--steps", "2")
+    code, text = audit(fast)
+    assert code == 2 and "reduce is fast in life 1" in text and "fingerprints" in text
+    without(other := Path(shutil.copytree(forged, tmp_path / "empty")), *range(9))
+    assert audit(other)[0] == 2
+    monkeypatch.setattr(hardware, "machine", lambda _: "another kind")
+    monkeypatch.setattr("gptddp.audit.machine", lambda _: "another kind")
+    code, text = audit(forged)
+    assert code == 2 and "another kind" in text and "on a machine of that kind" in text
+
+
+def test_an_audit_writes_nothing(honest):
+    """Neither a damaged checkpoint nor anything else of the run is touched."""
+    before = {path: path.stat().st_mtime_ns for path in honest.rglob("*")}
+    assert audit(honest, "--whole")[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in honest.rglob("*")} == before
+    assert store.names(honest)
+
+
+# -- runs that went through something odd, and are what they say ----------------------------------
+
+
+def test_a_run_whose_evaluations_are_no_numbers(corpus, tmp_path):
+    """A rate that is far too high: NaN is null in the log, and its steps are skipped. It is honest,
+    and a number in the place of a null is not."""
+    run = trained(corpus, tmp_path / "run", "--lr", "1e30")
+    line = next(it for _, lines in lines_of(run) for it in lines if it["step"] == 3)
+    assert line["loss"] is None and "val_loss" in line and line["val_loss"] is None
+    code, said = audit(run, "--whole")
+    assert code == 0, said
+    edit(run, 3, val_loss=4.5)
+    code, said = audit(run, "--whole")
+    assert code == 1 and "wrong: step 3: val_loss is 4.5 in the log, and None recomputed" in said
+
+
+def killed(run):
+    """The newest life was killed before it could record its end."""
+    edit_events(run, "stop", which=slice(-1, None))
+    (run / "finished.json").unlink()
+
+
+def test_steps_that_the_run_has_left_are_named_and_not_counted(corpus, tmp_path):
+    """The second life has come to step 6, and all that it had is lost; the third, with another
+    rate, to step 4 so far."""
+    run = trained(corpus, tmp_path / "run", "--steps", "3")
+    trained(corpus, run, "--steps", "6")
+    for path in run.glob("checkpoints/step-*.2"):
+        shutil.rmtree(path)
+    killed(run)
+    trained(corpus, run, "--steps", "4", "--lr", "1e-3")
+    killed(run)
+    code, said = audit(run, "--whole")
+    assert code == 0 and "same bits: steps 1 to 4 of 4 (100%)" in said
+    assert "not counted: the log's steps from 5 on: the run has left them" in said

@@ -1,0 +1,47 @@
+"""Processes of this machine, as /proc has them, and such as end with a test."""
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def ending(make: Callable[..., Any], end: Callable[[Any], Any]) -> Iterator[Callable[..., Any]]:
+    """For a fixture: a function that makes one more; nothing that it has made outlives the test."""
+    made: list[Any] = []
+
+    def begin(*args: Any, **options: Any) -> Any:
+        made.append(make(*args, **options))
+        return made[-1]
+
+    yield begin
+    for it in made:
+        end(it)
+
+
+def kill(process: Any) -> None:
+    process.kill()
+    process.communicate()
+
+
+def free_port() -> int:
+    """A port of this machine that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as it:
+        return int(it.getsockname()[1])
+
+
+def alive(pid: int) -> bool:
+    """Is the process there, and no zombie?"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children(pid: int) -> list[int]:
+    return [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def workers(launcher: int) -> list[int]:
+    """The training processes of a pod: the children of its launcher's warm server."""
+    return [it for child in children(launcher) for it in children(child)]
