@@ -65,7 +65,7 @@ def train(life: Life) -> None:
             nats = forward_backward(ddp, batch, agreed.targets, life.step, c, world, sums)
             loss = nats / agreed.targets
             norm = nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip or math.inf).item()
-            optimizer.prepare()  # all ranks; it changes no state
+            optimizer.prepare()  # all ranks (Muon); it changes no state
             numbers = {"loss": loss, "grad_norm": norm, "lr": lr}
             with life.stepping(batch, agreed, numbers, sums.wait_s) as finite:
                 if finite:  # else the step is skipped, on every rank
@@ -81,7 +81,7 @@ def train(life: Life) -> None:
                 life.save()
         # that time is up is known only in `agree`, after the last step
         life.complete_line()  # all ranks
-        life.end()  # all ranks: the last state is on disk before any rank leaves
+        life.end()  # all ranks: they wait for the last state to be on disk, ten minutes at most
 
 
 def warm_up(ddp: DDP, c: Config, world: World) -> None:

@@ -1,4 +1,4 @@
-"""The end of a life: no rank leaves before the last state is safe, however long the disk takes."""
+"""The end of a life: all ranks wait, ten minutes at most, for the last state to be on disk."""
 
 import errno
 import threading

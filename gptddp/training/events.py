@@ -3,7 +3,8 @@
 A sink is a function of an event: a mapping with `event` (its kind), `time` (unix seconds),
 `generation`, and the fields of its kind. Ledger and log are records: the next life goes on from
 them. Console, /metrics and samples.jsonl are views. To add one, put it beside them in
-Recorder.__init__.
+Recorder.__init__. It is called in the loop and in threads, so it must not wait. The first event may
+be the `end` of the life before.
 
 Before a life's recorder is there, and beside a life, events go straight to the ledger: a branch,
 snapshots that differ, the checkpoint of a late save, and what memory has kept.
@@ -55,8 +56,9 @@ log = logging.getLogger(__name__)
 class Events:
     """Rank 0 only. Nothing in a sink is a collective, and several threads may emit.
 
-    What a record raises reaches the caller: no step is done that is not recorded. No failure of the
-    disk is among it, see run/lines.py. What a view raises is logged once, and training goes on.
+    What a record raises reaches the caller: no step is begun before the records have the last one.
+    No failure of the disk is among it, see run/lines.py. What a view raises is logged once, and
+    training goes on.
     """
 
     def __init__(self, generation: int, records: Sequence[Sink], views: Sequence[Sink]) -> None:

@@ -332,7 +332,7 @@ class Life:
             self.recorder.saves.look_in_ledger()
 
     def end(self) -> None:
-        """All ranks: no rank leaves before the last state is on disk. Raises Stopped for a stop."""
+        """All ranks wait for the last state to be on disk. Raises Stopped for a stop, OSError."""
         self.check_replicas()  # all ranks
         self.stalls.over = True
         self.spent.take(self.world.all_reduce(torch.from_numpy(self.spent.mine())).numpy())
