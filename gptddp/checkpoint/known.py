@@ -43,8 +43,7 @@ def load(
         if not (gone := patiently(lambda: missing(run, run_id, recorded))):
             break
         time.sleep(seconds)
-    commits, branches = recorded.commits, recorded.branches
-    loaded = load_newest(run, run_id=run_id, known=commits, branches=branches, tell=tell)
+    loaded = load_newest(run, run_id, known=recorded.commits, branches=recorded.branches, tell=tell)
     if loaded is not None:
         warn(run, run_id, recorded, f"{loaded.name}, step {loaded.step}")
         return loaded
@@ -90,8 +89,9 @@ def missing(run: Path, run_id: str, recorded: Summary) -> list[str]:
     def is_gone(name: str) -> bool:
         return name not in there or store.is_foreign(run / CHECKPOINTS / name, run_id)
 
-    newest = store.order(store.newest(run, run_id, recorded.commits))
-    return [name for name in takewhile(is_gone, commits) if store.order(name) > newest]
+    gone = list(takewhile(is_gone, commits))
+    newest = store.order(store.newest(run, run_id, recorded.commits)) if gone else (0, 0)
+    return [name for name in gone if store.order(name) > newest]
 
 
 def _listed(gone: Sequence[str]) -> str:

@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 def load_newest(
     run_dir: str | Path,
-    *,
     run_id: str | None = None,
     set_aside: bool = True,
     known: Collection[str] = (),
@@ -47,10 +46,8 @@ def load_newest(
         try:
             return patiently(partial(load, path, run_id, tell))
         except Unusable as unusable:
-            if not unusable.transient and name not in store.names(run_dir, known):
-                # pruned by a running job
-                how: Any = {"set_aside": set_aside, "known": known, "branches": branches}
-                return load_newest(run_dir, run_id=run_id, tell=tell, **how)
+            if not unusable.transient and name not in store.names(run_dir, known):  # pruned
+                return load_newest(run_dir, run_id, set_aside, known, branches, tell)
             skipped.append(unusable)
             log.warning("checkpoint skipped: %s", unusable)
             if unusable.damaged and set_aside:

@@ -55,7 +55,7 @@ def verify(path: Path, *, full: bool = True, run_id: str | None = None) -> Statu
         found.nbytes, found.time = entry["nbytes"], manifest["time"]
         found.read_back, found.skipped = bool(manifest.get("verified")), store.skipped(manifest)
         if reason := store.refused(manifest, run_id):
-            found.state = "invalid" if manifest["run_id"] == run_id else "foreign"
+            found.state = "foreign" if store.of_another(manifest, run_id) else "invalid"
             found.reason = reason
             return found
         if full:
@@ -149,7 +149,7 @@ def _stays(root: Path, name: str, names: Sequence[str], every: int, run_id: str 
     for first in (it for it in reversed(names) if store.order(it)[1] // every == period):
         with contextlib.suppress(Unusable):
             manifest = store.unsealed(root / first)
-            if store.skipped(manifest) or run_id not in (None, manifest.get("run_id")):
+            if store.skipped(manifest) or store.of_another(manifest, run_id):
                 continue
         return first == name
     return False

@@ -160,11 +160,16 @@ def skipped(manifest: Mapping[str, Any]) -> int:
 # takes up, counts or deletes one of another. `run_id` is None where no run asks.
 
 
+def of_another(manifest: Mapping[str, Any], run_id: str | None) -> bool:
+    """Does the manifest say another run?"""
+    return run_id is not None and manifest.get("run_id") != run_id
+
+
 def refused(manifest: Mapping[str, Any], run_id: str | None) -> str | None:
     """Why a run cannot go on from it, with the rule and the fix; None where it can."""
     if run_id is None:
         return None
-    if manifest["run_id"] != run_id:
+    if of_another(manifest, run_id):
         return (
             f"it is of run {manifest['run_id']!r:.40}, and this is run {run_id!r:.40}: put this "
             "run's own checkpoints back, or go on with that run in its own --run-dir"
@@ -182,7 +187,7 @@ def is_foreign(path: Path, run_id: str | None, unknown: bool = False) -> bool:
     `unknown`: what is returned where it cannot be read just now.
     """
     try:
-        return run_id is not None and unsealed(path).get("run_id") != run_id
+        return run_id is not None and of_another(unsealed(path), run_id)
     except Unusable as unusable:
         return unusable.transient and unknown
 
@@ -194,8 +199,7 @@ def newest(run_dir: str | Path, run_id: str | None, known: Collection[str] = ())
     """
     for name in filter(is_candidate, names(run_dir, known)):
         with contextlib.suppress(Unusable):
-            said = patiently(partial(unsealed, Path(run_dir) / CHECKPOINTS / name))
-            if run_id is not None and said.get("run_id") != run_id:
+            if of_another(patiently(partial(unsealed, Path(run_dir) / CHECKPOINTS / name)), run_id):
                 continue
         return name
     return None

@@ -71,10 +71,9 @@ def _of_run(
     no id would mean the same.
     """
     found = run_state.read(run)
-    run_id, branches = found.run_id, found.branches
     if step is not None:
-        loaded = load_step(run, step, run_id)
-    elif newest := load_newest(run, run_id=run_id, branches=branches, set_aside=False):
+        loaded = load_step(run, step, found.run_id)
+    elif newest := load_newest(run, found.run_id, branches=found.branches, set_aside=False):
         loaded = newest
     else:
         raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")

@@ -33,7 +33,7 @@ class Recorded:
     prints: Mapping[int, Sequence[tuple[str, Any]]]  # fingerprints in the ledger, by step
     starts: Mapping[int, Event]  # by life
     configs: Mapping[int, Config]  # by life
-    events: Sequence[Event]
+    events: Sequence[Event]  # that say how many steps were done
     quarantine: dict[int, list[int]]
     aside: list[str]  # what does not count, and why
     wrong: list[str]  # what does not fit together
@@ -122,8 +122,8 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
         for it in events
         if it["event"] in log_check.PRINTED and not log_check.is_done(it)
     ]
-    begun = [it for it in events if it["event"] == "start" and log_check.is_done(it)]
-    starts = {it["generation"]: it for it in begun}
+    events = list(filter(log_check.is_done, events))
+    starts = {it["generation"]: it for it in events if it["event"] == "start"}
     wrong += [
         f"{run / LEDGER}: the start of life {life} is not as it was written"
         for life, it in starts.items()
@@ -155,14 +155,14 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
 
 def _wrong_stops(recorded: Recorded) -> Iterator[str]:
     """What a stop says of its last step, and what has come out of the run, unlike the log."""
-    for stop in recorded.events:
-        if stop["event"] == "stop" and recorded.lives.get(stop["step"]) == stop["generation"]:
-            line, results = recorded.lines[stop["step"]], stop.get("results") or {}
-            said = {"tokens": stop.get("tokens"), "val_bpb": results.get("val_bpb")}
-            known = (it for it in said if line.get(it) is not None)
-            for name in (it for it in known if said[it] not in (None, line[it])):
-                what = f"step {stop['step']}: {name} is {shown(said[name])} in {LEDGER}, and "
-                yield f"{what}{shown(line[name])} in the log"
+    for stop in (it for it in recorded.events if it["event"] == "stop"):
+        if recorded.lives.get(stop["step"]) == stop["generation"]:
+            line, results = recorded.lines[stop["step"]], stop.get("results")
+            val_bpb = results.get("val_bpb") if isinstance(results, dict) else None
+            for name, value in {"tokens": stop.get("tokens"), "val_bpb": val_bpb}.items():
+                if None not in (value, line.get(name)) and value != line[name]:
+                    what = f"step {stop['step']}: {name} is {shown(value)} in {LEDGER}"
+                    yield f"{what}, and {shown(line[name])} in the log"
 
 
 def _end(lives: Mapping[int, int], starts: Mapping[int, Event], events: Sequence[Event]) -> float:
@@ -173,7 +173,7 @@ def _end(lives: Mapping[int, int], starts: Mapping[int, Event], events: Sequence
     if not (newest := max(starts, default=0)):
         return math.inf
     own = [step for step, life in lives.items() if life >= newest]
-    own += [it["step"] for it in events if it["generation"] >= newest and log_check.is_done(it)]
+    own += [it["step"] for it in events if it["generation"] >= newest]
     return max(own)
 
 

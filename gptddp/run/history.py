@@ -172,7 +172,8 @@ def logged(
                 continue
             if branches.is_on(ledger.branches, generation, step):
                 lines[step], logs[step] = line, generation
-        if last is not None and len(lines) > last - (first or 0):
+        # no step is before 1, whatever is asked for; a foreign line may say one
+        if last is not None and sum(step > 0 for step in lines) > last - max(first or 1, 1):
             break
     finished = ledger.finished or {"generation": 0, "step": 0}
     for step in sorted(lines):

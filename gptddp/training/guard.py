@@ -1,7 +1,4 @@
-"""The end of a life by an error.
-
-A lost peer, a hang or a takeover leaves the state in memory; other errors leave the checkpoint.
-"""
+"""The end of a life by an error: where it is a lost peer, a hang or a takeover, the state stays."""
 
 import time
 from collections.abc import Iterator

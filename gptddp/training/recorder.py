@@ -119,7 +119,7 @@ class Recorder:
                 recorded.add(event)
         self._end_of_last(recorded, state)
         changes.record(recorded, self.config, origin.step, self.events)
-        self._start(recorded, progress, machines)
+        self._start(progress, machines)
         self.saves.begin(tensors, recorded)
         patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
         if step := origin.step:  # earlier lives say what is usual
@@ -148,7 +148,7 @@ class Recorder:
         trouble = self.ledger.trouble(0.0) or "the ledger waits for the disk"
         log.warning("the run goes on, but its directory cannot be written: %s", trouble)
 
-    def _start(self, recorded: Summary, progress: Progress, machines: Sequence[str]) -> None:
+    def _start(self, progress: Progress, machines: Sequence[str]) -> None:
         """The event of this life, and a warning where it may not have one kind of bits."""
         origin, world = self.origin, self.world
         about: dict[str, Any] = dict(

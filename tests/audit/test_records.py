@@ -46,11 +46,7 @@ def torn(name):
 
 
 def a_folder(name):
-    def forge(run):
-        (run / name).unlink()
-        (run / name).mkdir()
-
-    return forge
+    return lambda run: (run / name).unlink() or (run / name).mkdir()
 
 
 FIRST, SAVES = slice(1), slice(1, None)  # the last save of a life is followed by its stop
@@ -76,13 +72,14 @@ FORGED = {
         in_events("checkpoint", which=FIRST, step="x"),
         "the checkpoint of life 1 has the step 'x'",
     ),
+    "step of a stop that is none": (in_events("stop", step=[1]), "of life 1 has the step [1]"),
     "saves taken out": (in_events("checkpoint"), "lacks the checkpoint event of step-0000000000"),
     "one save taken out": (
         in_events("checkpoint", which=FIRST),
         "lacks the checkpoint event of step-000000000001.1, and has later ones",
     ),
     "step of the marker": (in_json(FINISHED, step=7), "finished.json has step 7, and the run 8"),
-    "tokens of the last stop": (in_events("stop", which=SAVES, tokens=3), "tokens is 3 in ledger"),
+    "tokens of the last stop": (in_events("stop", tokens=3, results=[1]), "tokens is 3 in ledger"),
     "what has come out of it": (
         in_events("stop", which=SAVES, results={"val_bpb": 0.5}),
         "val_bpb is 0.5 in ledger.jsonl",

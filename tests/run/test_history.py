@@ -85,6 +85,16 @@ def test_history_takes_the_highest_generation_of_each_step(tmp_path):
     assert list(history(tmp_path / "absent")) == []
 
 
+def test_no_log_is_read_for_steps_before_the_first(tmp_path):
+    """A short run with many lives is not read whole; a foreign line takes no step's place."""
+    for life, steps in ((1, [1, 2, 3]), (2, [1, 2, 3]), (3, [0, 2, 3])):
+        write(tmp_path, life, steps)
+    read: list[str] = []
+    found = list(history(tmp_path, -61, 3, lambda text: read.append(text[-1])))
+    assert [(it["step"], it["generation"]) for it in found][-3:] == [(1, 2), (2, 3), (3, 3)]
+    assert read == ["3", "2"]
+
+
 def test_a_part_of_the_history_is_its_end(tmp_path):
     """From any step on, also where a failed fsync has had lines written again, and where a life
     has completed the log of the one before; and the last step of all is known."""
