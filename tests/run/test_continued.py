@@ -21,6 +21,7 @@ from support.toy import SMALL
 from gptddp import train
 from gptddp.checkpoint import run_state
 from gptddp.config import FIELDS, FIXED, KEPT, START, Config, with_preset
+from gptddp.data import blocks
 from gptddp.errors import ConfigError
 from gptddp.flags import flag, from_args, from_saved, to_args
 from gptddp.run import copies
@@ -243,9 +244,10 @@ def test_a_copy_that_the_disk_does_not_take_ends_nothing(life, monkeypatch, capl
 
 
 def test_files_that_are_missing_are_judged_by_the_on_bad_of_the_run(
-    corpus, tmp_path, train_here, capfd
+    corpus, tmp_path, train_here, monkeypatch, capfd
 ):
     """Also where it is not given: quarantine goes on without them, fail names them."""
+    monkeypatch.setattr(blocks, "RETRY_S", (0.001,))  # of each row group in turn
     data = tmp_path / "data"
     shutil.copytree(corpus, data)
     for name in ("quarantine", "fail"):
