@@ -99,7 +99,7 @@ class Console:
         left_s = (budget.last_step(c, *done) - line["step"]) * statistics.median(self._recent)
         if c.max_time:
             left_s = min(left_s, c.max_time - train_s)
-        left = max(0, int(left_s))
+        eta_s = max(0, int(left_s))
         loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
         parts = [
             f"step {budget.shown(c, *done)}",
@@ -107,7 +107,7 @@ class Console:
             f"lr {line['lr']:.2e}",
             f"{line['tok_s'] / 1e3:.1f}k tok/s",
             _ranks(line["world_size"]),
-            f"{left // 60}:{left % 60:02d} left",
+            f"{eta_s // 60}:{eta_s % 60:02d} left",
         ]
         if self._goodput is not None:
             parts.append(f"goodput {100 * self._goodput:.0f}%")

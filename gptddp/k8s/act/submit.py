@@ -35,7 +35,7 @@ from gptddp.k8s.render.manifest import SPEC_HASH
 
 _DELETED_S = 30.0  # beyond the grace period, for what is left of a deleted job of the same name
 _MOST_LINES = 12  # in a message
-_FIXED = {flag(name) for name, field in FIELDS.items() if field.metadata["of"] == FIXED}
+_FIXED = {flag(name) for name, field in FIELDS.items() if field.metadata["fate"] == FIXED}
 
 
 def submit(
@@ -82,9 +82,9 @@ def _settled(cluster: Cluster, job: Object, say: Say) -> Object | None:
             held = ", ".join(live["metadata"].get("finalizers") or ["nothing that it says"])
             raise ClusterError(f"the job {name} is still being deleted; it waits for {held}")
         time.sleep(1)
-    if live is None and (left := lifecycle.wait_gone(cluster, name, say, limit_s)):
+    if live is None and (leftover := lifecycle.wait_gone(cluster, name, say, limit_s)):
         raise ClusterError(
-            f"{left} of a deleted job {name} would be in the way: {lifecycle.UNREACHABLE}"
+            f"{leftover} of a deleted job {name} would be in the way: {lifecycle.UNREACHABLE}"
         )
     return live
 

@@ -12,7 +12,7 @@ from gptddp.k8s.cli.options import context_options
 from gptddp.k8s.cli.submit import load, spec_options, trainer_flags
 
 
-@click.command(cls=Command, of="the trainer", takes=trainer_flags)
+@click.command(cls=Command, owner="the trainer", takes=trainer_flags)
 @spec_options
 @context_options
 @click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help="format [text]")

@@ -36,8 +36,8 @@ def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
         cells = [_cells(row, all_namespaces, output == "wide") for row in rows]
         click.echo("\n".join(table(header, cells)))
     else:
-        of = "" if cluster.local else "namespace "
-        where = "any namespace" if all_namespaces else f"{of}{cluster.namespace}"
+        prefix = "" if cluster.local else "namespace "
+        where = "any namespace" if all_namespaces else f"{prefix}{cluster.namespace}"
         note(f"no jobs of gptddp in {where}")
 
 

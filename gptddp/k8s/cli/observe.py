@@ -42,7 +42,7 @@ def status(
     from gptddp.k8s.observe import status as job_status
 
     found = facts.of_job(cluster, name)
-    answer = job_status.of(progress.with_log(cluster, found))
+    answer = job_status.describe(progress.with_log(cluster, found))
     if output in ("json", "yaml"):
         return formats.data(answer, output)
     if output == "name":

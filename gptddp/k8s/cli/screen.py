@@ -56,7 +56,7 @@ def stream(cluster: Cluster, name: str, every_s: float) -> int:
     if (found := watcher.poll()) is None:
         raise cluster.not_found(name)
     while found:
-        shown = status.of(progress.with_log(cluster, found))
+        shown = status.describe(progress.with_log(cluster, found))
         _write(json.dumps(shown) + "\n")
         if shown["state"] in _CODES:
             return _CODES[shown["state"]]
@@ -83,7 +83,7 @@ class _View:
         found = progress.with_log(self._cluster, found)
         logged = progress.progress(line for _, line in found.log or ())
         self._history = self._losses.add(logged["losses"])
-        self._note, self._shown = "", status.of(found)
+        self._note, self._shown = "", status.describe(found)
         self.state = self._shown["state"]
         return True
 

@@ -34,7 +34,7 @@ def _prepare_flags() -> list[str]:
     return [name for param in command.params for name in param.opts]
 
 
-@click.command(cls=Command, of="`gptddp prepare`", takes=_prepare_flags)
+@click.command(cls=Command, owner="`gptddp prepare`", takes=_prepare_flags)
 @click.option(
     "--source",
     required=True,

@@ -44,8 +44,8 @@ class Progress:
             parts.append(f"{done['tok_s']:,.0f} tok/s")
         if done.get("left_s") is not None:
             parts.append(f"ETA {duration(done['left_s'])}")
-        told = [f"{name} {text}" for name, text in rows(found).items() if text]
-        return visible("  ".join([*parts, pods, *told]))
+        per_pod = [f"{name} {text}" for name, text in rows(found).items() if text]
+        return visible("  ".join([*parts, pods, *per_pod]))
 
 
 def newest(run: Path) -> dict[str, Any]:

@@ -63,10 +63,10 @@ def _step(done: Mapping[str, Any], width: int, goes_on: bool) -> str:
     if width >= 72:
         full = int(BAR * part)
         text += f"  [{'#' * full}{'-' * (BAR - full)}] {100 * part:.0f}%"
-    left = done["left_s"]
-    if left is None or not goes_on:
+    eta_s = done["left_s"]
+    if eta_s is None or not goes_on:
         return text
-    hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
+    hours, minutes, seconds = eta_s // 3600, eta_s // 60 % 60, eta_s % 60
     return f"{text}  ETA {f'{hours}:{minutes:02}' if hours else minutes}:{seconds:02}"
 
 

@@ -15,7 +15,7 @@ from gptddp.k8s.objects import (
 )
 from gptddp.k8s.observe import progress, queue_causes
 from gptddp.k8s.observe.cause import Cause, cause
-from gptddp.k8s.observe.endings import ends, told
+from gptddp.k8s.observe.endings import end_in_words, ends
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_causes import BEGINNING, ended_by_node
 from gptddp.k8s.observe.pod_log import CONTAINER
@@ -185,8 +185,8 @@ def deleting(facts: Facts) -> Iterator[Cause]:
     held = facts.job["metadata"].get("finalizers") or []
     by = ", ".join(it for it in held if it not in _OF_KUBERNETES)
     holds = f", and metadata.finalizers hold it: {by}" if by else ""
-    left = f"; {len(facts.pods)} pods are still stopping" if facts.pods and not by else ""
-    yield cause(facts, "deleting", f"it is being deleted{holds}{left}")
+    stopping = f"; {len(facts.pods)} pods are still stopping" if facts.pods and not by else ""
+    yield cause(facts, "deleting", f"it is being deleted{holds}{stopping}")
 
 
 def failed(facts: Facts) -> Iterator[Cause]:
@@ -198,7 +198,7 @@ def failed(facts: Facts) -> Iterator[Cause]:
     elif found := [it for it in ends(facts.pods) if not it.previous and not it.by_node]:
         end = found[0]
         id = "failed" if end.container == CONTAINER else "failed-container"
-        yield cause(facts, id, told(facts, end), pod=end.pod, container=end.container)
+        yield cause(facts, id, end_in_words(facts, end), pod=end.pod, container=end.container)
     elif evicted := list(filter(None, (ended_by_node(facts, pod) for pod in facts.pods))):
         yield evicted[0]
     elif gone := next(exits(facts), None):

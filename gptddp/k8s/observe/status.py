@@ -19,7 +19,7 @@ from gptddp.k8s.observe.cause import Cause
 from gptddp.k8s.observe.facts import Facts
 
 
-def of(facts: Facts) -> dict[str, Any]:
+def describe(facts: Facts) -> dict[str, Any]:
     """Everything that `status` shows."""
     found_in_log = progress.progress(line for _, line in facts.log or ())
     del found_in_log["losses"]  # of those that the live screen keeps, they are the newest
@@ -169,8 +169,8 @@ def next_command(status: dict[str, Any], local: bool = False, ours: bool = True)
         return ""  # what is next of ours would be refused
     if state == why.FAILED:
         pods = [c["pods"] for c in status["causes"] if c["pods"]]
-        of = next((f" --pod {p['index']}" for p in status["pods"] if [p["name"]] in pods), "")
-        return f"gptddp-k8s logs {name}{of}"
+        option = next((f" --pod {p['index']}" for p in status["pods"] if [p["name"]] in pods), "")
+        return f"gptddp-k8s logs {name}{option}"
     verbs = {
         why.PENDING: "wait",
         why.QUEUED: "wait",
