@@ -9,7 +9,7 @@ from typing import Any
 
 from gptddp import budget
 from gptddp.checkpoint.run_state import why_ended
-from gptddp.run.code import named
+from gptddp.run.code_of_steps import named
 from gptddp.run.origin import Origin
 from gptddp.run.owners import goodput
 from gptddp.training import results
@@ -18,7 +18,7 @@ from gptddp.training.events import Event
 _RECENT = 20  # steps, by whose median the time that is left is known
 _NOTE, _WARN, _FAIL = logging.INFO, logging.WARNING, logging.ERROR
 # By kind of event: the level of its line, and the text, which takes its fields. gptddp-k8s reads
-# some of them (k8s/observe/progress.py).
+# some of them (k8s/observe/rank_0_log.py).
 _TEXTS = {
     "spike": (_WARN, "step {step}: {field} is {value:.4g}, where {usual:.4g} is usual"),
     "slow": (

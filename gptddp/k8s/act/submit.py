@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gptddp.config import FIELDS, FIXED
 from gptddp.errors import ConfigError, GptddpError
 from gptddp.flags import flag
-from gptddp.k8s.act import code, companion, lifecycle, needs, networks, queueing, rendezvous_key
+from gptddp.k8s.act import companion, lifecycle, needs, networks, own_code, queueing, rendezvous_key
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster, if_allowed
 from gptddp.k8s.exit_codes import ClusterError, NotFoundError
@@ -213,7 +213,7 @@ def differences(cluster: Cluster, live: Object, objects: Sequence[Object]) -> li
 
     Of a job with the same options, what others have added is none: Kueue sets fields of its pods.
     """
-    found = code.differences(cluster, live, objects, compare(live, objects[-1]))
+    found = own_code.differences(cluster, live, objects, compare(live, objects[-1]))
     return [it for it in found if it.new != NONE] if is_same(live, objects[-1]) else found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gptddp.errors import visible
-from gptddp.k8s.observe.progress import Losses, has_blocks, progress, rows, sparkline
+from gptddp.k8s.observe.rank_0_log import Losses, has_blocks, progress, rows, sparkline
 
 _TAIL_BYTES = 16 << 10
 _SPARK = 16  # characters

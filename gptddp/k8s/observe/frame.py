@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gptddp.errors import visible
-from gptddp.k8s.observe import progress, status, why
+from gptddp.k8s.observe import rank_0_log, status, why
 
 BAR = 30  # characters
 _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
@@ -27,11 +27,11 @@ def frame(
     goes_on = shown["state"] in (why.RUNNING, why.RESTARTING)
     rows = {"why": shown["why"], "step": _step(done, width, goes_on), "loss": _loss(done)}
     rows |= {"speed": f"{done['tok_s'] / 1e3:.1f}k tok/s" if done else ""}
-    rows |= progress.rows(dict(shown)) | {"checkpoint": shown["checkpoint"] or ""}
+    rows |= rank_0_log.rows(dict(shown)) | {"checkpoint": shown["checkpoint"] or ""}
     key = max(len(name) for name, text in rows.items() if text or name == "step") + 2
     if losses and done:
         room = max(0, min(60, width - key - len(rows["loss"]) - 3))
-        rows["loss"] += f"  {progress.sparkline(losses, room, unicode)}"
+        rows["loss"] += f"  {rank_0_log.sparkline(losses, room, unicode)}"
     lines = [(head, _BOLD)]
     for name, text in rows.items():
         if text:

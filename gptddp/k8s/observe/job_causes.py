@@ -13,7 +13,7 @@ from gptddp.k8s.objects import (
     seconds,
     wanted_pods,
 )
-from gptddp.k8s.observe import progress, queue_causes
+from gptddp.k8s.observe import queue_causes, rank_0_log
 from gptddp.k8s.observe.cause import Cause, cause
 from gptddp.k8s.observe.endings import end_in_words, ends
 from gptddp.k8s.observe.facts import Facts
@@ -89,7 +89,7 @@ def no_step(facts: Facts) -> Iterator[Cause]:
     if facts.log is None or not running or not _is_ours(facts):
         return
     steps = [
-        at.timestamp() for at, line in facts.log if at and progress.progress([line])["progress"]
+        at.timestamp() for at, line in facts.log if at and rank_0_log.progress([line])["progress"]
     ]
     gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
     quiet_s = facts.now - max([running, *steps[-1:]])
@@ -116,10 +116,10 @@ def left_out(facts: Facts) -> Iterator[Cause]:
     since = max((_started(pod) for pod in ready), default=0.0) + JOIN_S
     fewer: list[tuple[float, int]] = []  # of the lines at the end
     for at, line in facts.log:
-        if at and (count := progress.ranks(line)):
+        if at and (count := rank_0_log.ranks(line)):
             fewer = [*fewer, (at.timestamp(), count)] if count < wanted else []
     fewer = [it for it in fewer if it[0] > since]
-    if len(fewer) > 1 and (fewer[-1][0] - fewer[0][0] > JOIN_S or len(fewer) > progress.TAIL // 2):
+    if fewer[1:] and (fewer[-1][0] - fewer[0][0] > JOIN_S or len(fewer) > rank_0_log.TAIL // 2):
         text = (
             f"{len(ready)} pods are ready, and each step is done by {fewer[-1][1]} of {wanted} "
             "ranks: a pod that is left out is stopped, does not reach the others, or has another "

@@ -9,7 +9,7 @@ from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import is_ready, wanted_pods
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.facts import Facts
-from gptddp.k8s.observe.progress import with_log
+from gptddp.k8s.observe.rank_0_log import with_log
 from gptddp.k8s.observe.watcher import POLL_S, Say, of_job
 
 LOG_S = 30.0  # between two reads of the log, which says whether there are steps
