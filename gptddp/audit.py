@@ -23,7 +23,7 @@ from gptddp.errors import AuditError, CheckpointError, ConfigError, DataError, U
 from gptddp.files import exists
 from gptddp.run import audited
 from gptddp.run.audited import Recorded
-from gptddp.run.code import made_by
+from gptddp.run.code_of_steps import made_by
 from gptddp.run.directory import CHECKPOINTS, LEDGER
 from gptddp.train import train
 from gptddp.training.first_state import first_state

@@ -13,7 +13,7 @@ except ModuleNotFoundError as error:
 from gptddp import __version__
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
 from gptddp.files import FULL, MISPLACED, explain, may_pass
-from gptddp.inference.commands import evaluate, sample
+from gptddp.inference.model_commands import evaluate, sample
 from gptddp.prepare.commands import prepare
 
 

@@ -25,15 +25,15 @@ START = "start"
 
 def _f(
     default: Any,
-    of: str,
+    fate: str,
     help: str,
     *,
     least: float | None = None,
     most: float | None = None,
 ) -> Any:
     """A field: its default, what becomes of it when a run is continued, its help and its bounds."""
-    metadata = {"help": help, "of": of, "least": least, "most": most, "default": default}
-    return field(default=default if of == START else None, metadata=metadata)
+    metadata = {"help": help, "fate": fate, "least": least, "most": most, "default": default}
+    return field(default=default if fate == START else None, metadata=metadata)
 
 
 @dataclass(frozen=True)

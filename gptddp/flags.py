@@ -210,7 +210,7 @@ def to_args(values: Mapping[str, Any]) -> list[str]:
 
 def of_run(config: Config) -> dict[str, Any]:
     """The fields of the run that are not open."""
-    fields = ((name, getattr(config, name)) for name in FIELDS if _of(name) != START)
+    fields = ((name, getattr(config, name)) for name in FIELDS if _fate(name) != START)
     return {name: value for name, value in fields if value is not None}
 
 
@@ -219,16 +219,16 @@ def continued(config: Config, run: Config) -> Config:
     return dataclasses.replace(config, **of_run(run) | of_run(config))
 
 
-def changed(old: Mapping[str, Any], new: Mapping[str, Any], of: str = FIXED) -> list[str]:
+def changed(old: Mapping[str, Any], new: Mapping[str, Any], fate: str = FIXED) -> list[str]:
     """The fields that both have, with different values; by default of those that are fixed."""
-    both = (name for name in FIELDS if _of(name) == of and name in old and name in new)
+    both = (name for name in FIELDS if _fate(name) == fate and name in old and name in new)
     return [name for name in both if old[name] != new[name]]
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], of: str = FIXED) -> list[str]:
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], fate: str = FIXED) -> list[str]:
     """`field: old -> new` for each field that `changed` finds."""
-    return [f"{name}: {old[name]} -> {new[name]}" for name in changed(old, new, of)]
+    return [f"{name}: {old[name]} -> {new[name]}" for name in changed(old, new, fate)]
 
 
-def _of(name: str) -> str:
-    return str(FIELDS[name].metadata["of"])
+def _fate(name: str) -> str:
+    return str(FIELDS[name].metadata["fate"])

@@ -99,12 +99,12 @@ def hosts(dealt: Sequence[Sequence[Block]], quarantined: Collection[int]) -> lis
     Then it is the next lane that has a block left (after the last lane comes lane 0): both read the
     same rows, in different orders. [] where no lane has a block left.
     """
-    left = [any(block.group not in quarantined for block in blocks) for blocks in dealt]
-    if not any(left):
+    has_block = [any(block.group not in quarantined for block in blocks) for blocks in dealt]
+    if not any(has_block):
         return []
-    host, found = left.index(True), []
+    host, found = has_block.index(True), []
     for lane in reversed(range(len(dealt))):
-        host = lane if left[lane] else host
+        host = lane if has_block[lane] else host
         found.append(host)
     return found[::-1]
 

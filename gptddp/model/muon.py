@@ -110,13 +110,13 @@ class Muon:
             yield Matrix(p, rows, momentum, variance)
             first += height
 
-    def schedule(self, lr: float, step: int, weight_decay: float, left: float) -> None:
-        """What the next step (from 0) is done with; left: of the run, from 1 to 0."""
+    def schedule(self, lr: float, step: int, weight_decay: float, remaining: float) -> None:
+        """What the next step (from 0) is done with; remaining: of the run, from 1 to 0."""
         begin, end, steps = self._recipe.momentum
         part = min(1.0, step / steps)
         self.group["lr"] = lr
         self.group["momentum"] = (1 - part) * begin + part * end
-        self.group["weight_decay"] = weight_decay * (left if self._recipe.decay_ends else 1.0)
+        self.group["weight_decay"] = weight_decay * (remaining if self._recipe.decay_ends else 1.0)
 
     @torch.no_grad()
     def prepare(self) -> None:

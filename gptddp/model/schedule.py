@@ -18,12 +18,12 @@ def lr_at(step: int, c: Config, tokens: int = 0, train_s: float = 0.0) -> float:
     end = last_step(c, step, tokens, train_s)
     part = min(1.0, (step - c.warmup_steps) / max(1, end - c.warmup_steps))
     if c.schedule == "cosine":  # Loshchilov & Hutter 2017, without restarts
-        left = 0.5 * (1 + math.cos(math.pi * part))
+        factor = 0.5 * (1 + math.cos(math.pi * part))
     elif c.schedule == "linear":
-        left = 1 - part
+        factor = 1 - part
     else:  # wsd (Hu et al. 2024, "MiniCPM"): the peak until the last part of the run, then a line
-        left = min(1.0, max(0.0, 1 - step / max(1, end)) / c.warmdown) if c.warmdown else 1.0
-    return c.lr * (c.final_lr + (1 - c.final_lr) * left)
+        factor = min(1.0, max(0.0, 1 - step / max(1, end)) / c.warmdown) if c.warmdown else 1.0
+    return c.lr * (c.final_lr + (1 - c.final_lr) * factor)
 
 
 def left_at(step: int, c: Config, tokens: int = 0, train_s: float = 0.0) -> float:

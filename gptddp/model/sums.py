@@ -150,8 +150,8 @@ class ExactSums:
                 total.copy_(whole) if self._is_first else total.add_(whole)
                 part.zero_()
         most = torch.maximum(-torch.stack(lows), torch.stack(highs)).double()
-        of = torch.tensor(tensors, device=most.device)
-        self._slots[self._slot, 1:].scatter_reduce_(0, of, most, "amax")  # NaN where there is one
+        index = torch.tensor(tensors, device=most.device)
+        self._slots[self._slot, 1:].scatter_reduce_(0, index, most, "amax")  # NaN if there is one
 
     def _reduce(
         self,
@@ -194,7 +194,7 @@ class ExactSums:
         """All ranks: the nats of the whole step; None if a grid did not fit: do it again."""
         slots = self._world.all_reduce(self._slots)
         self.wait_s += time.monotonic() - self._issued
-        largest = slots[:, 1:].amax(0).tolist()  # NaN where there is one
+        largest = slots[:, 1:].amax(0).tolist()  # NaN if there is one
         self._next = [self._fitting(*it) for it in zip(largest, self._exponent, strict=True)]
         if all(map(math.isfinite, largest)) and not self._fits(largest):
             self._start(self._next)

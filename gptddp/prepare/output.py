@@ -138,12 +138,12 @@ def _write_errors(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (*FULL, errno.EFBIG):
-            left = "Nothing was left behind"
+            kept = "Nothing was left behind"
             if (out / SCRATCH).exists():
-                left = f"What was read is kept in {out / SCRATCH}: the same command goes on from it"
+                kept = f"What was read is kept in {out / SCRATCH}: the same command goes on from it"
             raise DataError(
                 f"no space left for {out} ({error.strerror}): preparing needs about one and a half "
-                f"times the size of the text there; free some, or choose another --out. {left}"
+                f"times the size of the text there; free some, or choose another --out. {kept}"
             ) from error
         raise DataError(
             f"cannot write to {out}: {error.strerror or error}; choose another --out"

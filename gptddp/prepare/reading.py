@@ -113,7 +113,7 @@ class Reading:
         check_unchanged(file)
 
     def _read_documents(self, file: SourceFile) -> None:
-        left = file.bytes  # not yet shown as read: it may be compressed
+        remaining = file.bytes  # not yet shown as read: it may be compressed
         first = None
         for place, number, found in documents(file, self._settings, self._made_by):
             if isinstance(found, tuple):
@@ -126,10 +126,10 @@ class Reading:
                     first = first or key
             else:
                 self.counts["empty"] += 1
-            size = min(left, len(found))
-            left -= size
+            size = min(remaining, len(found))
+            remaining -= size
             self._phases.advance(size)
-        self._phases.advance(left)
+        self._phases.advance(remaining)
 
     def _note(self, path: str, place: str, number: int, problem: str, fix: str) -> None:
         """Note a bad record in the list; raises DataError unless it may be left out."""

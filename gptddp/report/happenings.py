@@ -8,7 +8,7 @@ from gptddp.errors import visible
 from gptddp.report.life_records import PART_NAMES, LifeRecord, moved, number
 from gptddp.report.run_record import RunRecord
 from gptddp.report.words import duration, many, value
-from gptddp.run.code import named
+from gptddp.run.code_of_steps import named
 
 Notes = list[tuple[int, str]]  # step, words
 

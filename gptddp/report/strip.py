@@ -81,17 +81,17 @@ def stretches(run: RunRecord) -> list[Stretch]:
         rest = np.array([sums[it] - life.until_then[it] for it in OWNERS])
         until, before = life.began, np.zeros((len(OWNERS), life.world_size))
         for i, table in enumerate(life.tables):
-            told = np.zeros_like(before)
+            recorded = np.zeros_like(before)
             for phase, row in table.items():
-                told[OWNERS.index(owner_of(phase, life.follows_fault))] += row
+                recorded[OWNERS.index(owner_of(phase, life.follows_fault))] += row
             # a rank that began later than rank 0 was still being formed, or started
             later = OWNERS.index("reforming" if life.follows_fault else "start")
-            told[later] += told[:, 0].sum() - told.sum(0)
-            seconds = told - before  # less than 0 where a second was given to another phase
+            recorded[later] += recorded[:, 0].sum() - recorded.sum(0)
+            seconds = recorded - before  # less than 0 where a second was given to another phase
             rest -= seconds.sum(1)
-            end = life.began + float(told[:, 0].sum())
+            end = life.began + float(recorded[:, 0].sum())
             found += [Stretch(until, end, seconds)] if i else _in_order(until, end, seconds)
-            until, before = end, told
+            until, before = end, recorded
         found += _unrecorded(life, following, until, rest)
     return found
 

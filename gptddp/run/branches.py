@@ -54,7 +54,7 @@ def about(config: Config) -> dict[str, Any]:
     return {"config": to_saved(config), "code": environment.code()}
 
 
-def of(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def find(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The branches among events of the ledger; a foreign one is left out."""
     found = []
     for event in (it for it in events if it["event"] == "branch"):

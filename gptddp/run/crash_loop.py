@@ -50,11 +50,11 @@ def final(
     near = {(int(m[1]), int(m[2])) for m in found if step - SPAN <= int(m[1]) <= step}
     if len({life for _, life in near}) < LIVES:
         return None
-    oldest = min(of for _, of in near)
+    oldest = min(writer for _, writer in near)
     for life in log_generations(folder):
         if life > oldest:
             end = last_step(folder, life)
-            near = {(at, of) for at, of in near if life <= of or end <= at + SPAN}
+            near = {(at, writer) for at, writer in near if life <= writer or end <= at + SPAN}
     lives = len({life for _, life in near})
     if lives < LIVES:
         return None

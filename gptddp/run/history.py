@@ -17,10 +17,9 @@ from gptddp.files import names_in
 from gptddp.run import branches, summary
 from gptddp.run.directory import CHECKPOINTS, LEDGER, log_generations, log_path
 from gptddp.run.json_lines import MOST_STEPS, backwards, parse, parse_event
-from gptddp.run.lines import Lines, as_json
+from gptddp.run.lines import Line, Lines, as_json
 from gptddp.run.summary import Summary
 
-Line = Mapping[str, Any]  # of the log
 Tell = Callable[[str], None]  # takes what is read now
 # `.bad.1` may follow, or a unique suffix in `.tmp` and `.trash`.
 _CHECKPOINT = re.compile(r"step-\d+\.(\d{1,9})(\..+)?", re.ASCII)

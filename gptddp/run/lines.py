@@ -13,6 +13,7 @@ from typing import Any
 
 from gptddp.files import explain, fsync
 
+Line = dict[str, Any]  # of a run's log
 WAIT_S = 0.05  # for a line to be written; no more than once an outage
 LOCK_S = 1.0  # that another process is waited for which appends to the same file
 RETRY_S = 1.0  # after an error of the disk

@@ -14,8 +14,9 @@ from typing import Any
 from gptddp.config import shown
 from gptddp.run import branches
 from gptddp.run.directory import LEDGER
-from gptddp.run.history import Line, is_step, read_ledger
+from gptddp.run.history import is_step, read_ledger
 from gptddp.run.json_lines import MOST_STEPS
+from gptddp.run.lines import Line
 from gptddp.run.progress import FINGERPRINT, fold
 
 _FIX = (
@@ -94,7 +95,7 @@ def lineage(events: Iterable[Mapping[str, Any]]) -> dict[int, list[tuple[str, An
     """
     known: dict[int, list[tuple[str, Any]]] = {}
     in_order = sorted(events, key=lambda event: event["generation"])
-    ways = branches.of(in_order)
+    ways = branches.find(in_order)
     for _, group in groupby(in_order, key=lambda event: event["generation"]):
         own = [it for it in group if it["event"] in PRINTED and not it.get("error")]
         start = next((it["step"] for it in own if it["event"] == "start" and is_done(it)), None)

@@ -86,8 +86,8 @@ class Owners:
             if kind != "checkpoint" and "since_s" in event:
                 since_s = float(event["since_s"])
                 self.since_s = since_s if 0 <= since_s < math.inf else None
-            if told := event.get("phases"):
-                self._hear({str(name): [float(it) for it in row] for name, row in told.items()})
+            if phases := event.get("phases"):
+                self._hear({str(name): [float(it) for it in row] for name, row in phases.items()})
 
     def _hear(self, phases: dict[str, list[float]]) -> None:
         rows = phases.values()
@@ -126,30 +126,30 @@ class Owners:
             seconds[later] += of_0 - _of_rank(self.phases, rank)
         if not self.generation:
             return seconds
-        told = self.began + of_0  # up to here its phases say
+        phases_end = self.began + of_0  # up to here its phases say
         if self.stop_time is not None:
-            spent, owner = self._until(self.stop_time, told), "checkpoint"  # the last one
+            spent, owner = self._until(self.stop_time, phases_end), "checkpoint"  # the last one
         elif until is None:
             return seconds
         elif self.survived:
-            spent, owner = self._until(self.noticed or told, told, until), "detection"
+            spent, owner = self._until(self.noticed or phases_end, phases_end, until), "detection"
         else:  # up to its last step
-            spent = self._until(self.noticed or told, told, until)
+            spent = self._until(self.noticed or phases_end, phases_end, until)
             owner = "redone" if 0 < self.last_step <= self.redo_until else "training"
         seconds[owner] += spent * self.world_size
         if until is not None:
-            ended = (self.noticed if self.stop_time is None else self.stop_time) or told
+            ended = (self.noticed if self.stop_time is None else self.stop_time) or phases_end
             # by either clock: they may differ, and jump
-            gaps = [gap for gap in (until - ended, until - told - spent) if gap >= 0]
+            gaps = [gap for gap in (until - ended, until - phases_end - spent) if gap >= 0]
             stopped = self.stop_time is not None and not fault
             seconds["stopped" if stopped else "reforming"] += min(gaps, default=0.0) * world_size
         return seconds
 
-    def _until(self, ended: float, told: float, most: float = math.inf) -> float:
+    def _until(self, ended: float, phases_end: float, most: float = math.inf) -> float:
         """Seconds from its phases to its end."""
         if self.since_s is not None:
             return self.since_s
-        return max(0.0, min(ended, most) - told)
+        return max(0.0, min(ended, most) - phases_end)
 
 
 def goodput(rank_seconds: Mapping[str, float]) -> float | None:

@@ -42,8 +42,8 @@ def newest_state(
     save 0.2 to 0.5 s of 1.1 to 2.4 s (0.5 GB, four ranks on two cores).
     """
     path = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
-    left = snapshot.usable(path) if path else None
-    brought = checked(world.gather(left and (left.run_id, left.generation, left.step, left.digest)))
+    kept = snapshot.usable(path) if path else None
+    brought = checked(world.gather(kept and (kept.run_id, kept.generation, kept.step, kept.digest)))
     verdict = environment.verdict()  # beside it this rank and its launcher meet
     saving = [it and str(it) for it in world.gather(late.in_progress(verdict and verdict.parent))]
     given, data = world.gather(of_run(config)), world.gather(identity(dataset))
@@ -71,7 +71,7 @@ def newest_state(
         except OSError as error:
             log.warning("no checkpoint is made of the state left in memory: %s", error)
     # `loaded` is on rank 0, or nowhere
-    mine = left if world.rank == origin.snapshot_rank else loaded
+    mine = kept if world.rank == origin.snapshot_rank else loaded
     state = _with_what_goes_with_it(world, origin, mine or SavedState(origin.source))
     return origin, state, lease
 

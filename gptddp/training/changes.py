@@ -54,11 +54,11 @@ def check_given(given: Sequence[Any], config: Config, world: World) -> None:
     """
     mine = json.loads(json.dumps(dataclasses.asdict(config)))
     theirs = {name: it for name, it in zip(world.names, given, strict=True) if isinstance(it, dict)}
-    for of in (FIXED, KEPT):
+    for fate in (FIXED, KEPT):
         for name, fields in theirs.items():
-            if what := "; ".join(differences(mine, fields, of))[:300]:
+            if what := "; ".join(differences(mine, fields, fate))[:300]:
                 text = f"{name} was given another configuration than rank 0 ({what})"
-                if of == FIXED:
+                if fate == FIXED:
                     raise ConfigError(f"{text}: give all ranks the same flags")
                 log.warning("%s: rank 0's counts; give all ranks the same flags", text)
                 break

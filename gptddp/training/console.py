@@ -9,7 +9,7 @@ from typing import Any
 
 from gptddp import budget
 from gptddp.checkpoint.run_state import why_ended
-from gptddp.run.code import named
+from gptddp.run.code_of_steps import named
 from gptddp.run.origin import Origin
 from gptddp.run.owners import goodput
 from gptddp.training import results
@@ -18,7 +18,7 @@ from gptddp.training.events import Event
 _RECENT = 20  # steps, by whose median the time that is left is known
 _NOTE, _WARN, _FAIL = logging.INFO, logging.WARNING, logging.ERROR
 # By kind of event: the level of its line, and the text, which takes its fields. gptddp-k8s reads
-# some of them (k8s/observe/progress.py).
+# some of them (k8s/observe/rank_0_log.py).
 _TEXTS = {
     "spike": (_WARN, "step {step}: {field} is {value:.4g}, where {usual:.4g} is usual"),
     "slow": (
@@ -99,7 +99,7 @@ class Console:
         left_s = (budget.last_step(c, *done) - line["step"]) * statistics.median(self._recent)
         if c.max_time:
             left_s = min(left_s, c.max_time - train_s)
-        left = max(0, int(left_s))
+        eta_s = max(0, int(left_s))
         loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
         parts = [
             f"step {budget.shown(c, *done)}",
@@ -107,7 +107,7 @@ class Console:
             f"lr {line['lr']:.2e}",
             f"{line['tok_s'] / 1e3:.1f}k tok/s",
             _ranks(line["world_size"]),
-            f"{left // 60}:{left % 60:02d} left",
+            f"{eta_s // 60}:{eta_s % 60:02d} left",
         ]
         if self._goodput is not None:
             parts.append(f"goodput {100 * self._goodput:.0f}%")

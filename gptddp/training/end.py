@@ -40,7 +40,7 @@ def save_last(
     ending = Ending(recorder, tensors, progress, cause) if recorder else None  # rank 0 only
     if ending:
         ending.start()
-    began, told, stopped = time.monotonic(), False, cause == "stopped"
+    began, reported, stopped = time.monotonic(), False, cause == "stopped"
     while True:
         if ending:
             ending.wait(_MEET_S, last_try=stopped)
@@ -51,8 +51,8 @@ def save_last(
         stopped = stopped or stops > 0
         if not unsaved:
             return True
-        if not told and (not waits or waited_s > TELL_S):
-            told = True
+        if not reported and (not waits or waited_s > TELL_S):
+            reported = True
             why = f"the storage has not taken step {progress.step}, the last of its life"
             live.leave_snapshot(why)
             if waits and recorder:

@@ -74,7 +74,7 @@ class Life:
         memory, run_dir = world.memory, origin.config.run_dir
         path = snapshot.path_of(memory, run_dir) if memory else None
         self.live = LiveState(path, origin, self.spent)
-        self.live.of = {"life": world.life, "pods": world.pods}
+        self.live.identity = {"life": world.life, "pods": world.pods}
         self.late = LateSave(self.live)
         # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
         self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gptddp.checkpoint import snapshot
+from gptddp.run.lines import Line
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.run.recovery import UNKNOWN
@@ -18,8 +19,6 @@ from gptddp.training.clock import RankSeconds
 MOST_LINES = 65536  # of the log: about 25 MB in a snapshot, and three times that in this process
 
 log = logging.getLogger(__name__)
-
-Line = dict[str, Any]
 
 
 class LiveState:
@@ -35,10 +34,10 @@ class LiveState:
         self.path, self.origin, self.spent = path, origin, spent
         self.lines: dict[int, Line] = {}  # by step, in order: not known to be on the disk
         self.events: Sequence[Mapping[str, Any]] = []  # of the ledger, likewise
-        self.of: Mapping[str, Any] = {}  # the life's id, and its pods by rank
+        self.identity: Mapping[str, Any] = {}  # the life's id, and its pods by rank
         self._events_step = 0  # after which the last of them was recorded
         self._pending: Callable[[], list[dict[str, Any]]] | None = None
-        self._told = False
+        self._overflowed = False
         self._whole: tuple[Mapping[str, torch.Tensor], Progress] | None = None
         self._lock = threading.Lock()  # the watchdog leaves it too
 
@@ -69,14 +68,14 @@ class LiveState:
         if len(self.lines) > MOST_LINES:
             first = next(iter(self.lines))
             del self.lines[first]
-            if self._pending and not self._told:  # rank 0 says it, once a life
+            if self._pending and not self._overflowed:  # rank 0 says it, once a life
                 log.error(
                     "the disk has not taken the log for %d steps: if rank 0 is lost now, the log "
                     "will lack steps from %d on; mend the volume of the run",
                     MOST_LINES,
                     first,
                 )
-            self._told = True
+            self._overflowed = True
 
     def forget(self, step: int) -> None:
         """The log is on the disk up to this step, and with it the events before it."""
@@ -102,7 +101,7 @@ class LiveState:
         """
         with self._lock:
             whole, self._whole = self._whole, None
-            self._write(whole, cause, {**self.of, "closed": closed} if closed else {})
+            self._write(whole, cause, {**self.identity, "closed": closed} if closed else {})
 
     def copy(self) -> None:
         """The same for a late save, while this life goes on.

@@ -33,6 +33,7 @@ from gptddp.run.directory import (
     log_path,
 )
 from gptddp.run.history import highest_generation, history, is_done, last_step, newest_lost_life
+from gptddp.run.lines import Line
 from gptddp.run.origin import Origin
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary, decided
@@ -45,7 +46,6 @@ from gptddp.training.quarantine import check
 
 log = logging.getLogger(__name__)
 
-Line = dict[str, Any]  # of the log
 # No checkpoint is written, none is deleted, no error is counted where a file is in their place.
 _FOLDERS = (FAULTS, f"{CHECKPOINTS}/{store.TMP}", f"{CHECKPOINTS}/{store.TRASH}")
 
@@ -156,12 +156,12 @@ def _check_is_new(run: Path, recorded: Summary, from_scratch: bool) -> None:
                 f"{run} is a model for transformers and no run: begin one with it in another "
                 f"folder, by `gptddp train --init-from {run}`; `gptddp eval` takes it as it is"
             )
-    left = [LEDGER] if recorded.bytes else []
-    left += [log_path(run, it).name for it in log_generations(run)[-1:]]
-    left += [it for it in (CONFIG, DATASET, FINISHED) if exists(run / it)]
-    if not left or store.names(run):
+    traces = [LEDGER] if recorded.bytes else []
+    traces += [log_path(run, it).name for it in log_generations(run)[-1:]]
+    traces += [it for it in (CONFIG, DATASET, FINISHED) if exists(run / it)]
+    if not traces or store.names(run):
         return
-    what = f"{run} has {', '.join(left)} of a run ({last_step(run)} steps logged)"
+    what = f"{run} has {', '.join(traces)} of a run ({last_step(run)} steps logged)"
     what += f", but neither a {LEDGER} that says its configuration nor a checkpoint"
     if not from_scratch:
         raise CheckpointError(

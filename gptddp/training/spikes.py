@@ -31,7 +31,7 @@ class Spikes:
     @property
     def since(self) -> int | None:
         """The first step of the streaks that are not over; None: there is none."""
-        return min((self._began[it] for it, left in self._streak.items() if left), default=None)
+        return min((self._began[it] for it, steps in self._streak.items() if steps), default=None)
 
     def add(self, line: Mapping[str, Any]) -> list[dict[str, Any]]:
         """One more step, by its line of the log: `field`, `value` and `usual` of each new spike."""

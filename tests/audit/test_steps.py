@@ -12,15 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.audits import (
-    audit,
-    change_lines,
-    edit,
-    edit_events,
-    lines_of,
-    save_again,
-    trained,
-)
+from support.audits import audit, change_lines, edit, edit_events, lines_of, save_again, trained
 from support.prepared import flip
 from support.rewritten_dataset import rewrite
 from support.waiting_writer import Writer

@@ -16,7 +16,7 @@ from support.small_jobs import SLEEP, job
 from support.waiting import until
 
 from gptddp.k8s.cluster import Cluster, connect
-from gptddp.k8s.observe import facts, job_causes, progress, why
+from gptddp.k8s.observe import facts, job_causes, rank_0_log, why
 from gptddp.k8s.observe.cause import Cause
 from gptddp.k8s.observe.known_causes import KNOWN
 
@@ -35,7 +35,7 @@ class Asked:
         """The first cause of a job."""
         found = facts.fetch(self.cluster, name)
         assert found is not None
-        return next(iter(why.causes(progress.with_log(self.cluster, found))), None)
+        return next(iter(why.causes(rank_0_log.with_log(self.cluster, found))), None)
 
     def becomes(self, name: str, cause: str, *words: str, limit_s: float = LIMIT_S) -> Cause:
         """Wait until the first cause of a job is this one; its sentence has these words."""

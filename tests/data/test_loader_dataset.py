@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.prepared import texts
 
 from gptddp.data import blocks
 from gptddp.data.dataset import Dataset, open_dataset
@@ -28,12 +29,12 @@ def dataset(request, tmp_path_factory) -> Dataset:
     folder = tmp_path_factory.mktemp("corpus")
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefg", k=rng.randint(1, 9))) for _ in range(500)]
-    texts = [
+    documents = [
         f"{i}: " + " ".join(rng.choices(words, k=int(4 / (0.02 + rng.random())))) + " <|bos|>"
         for i in range(600)
     ]
     source = folder / "source.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_writer, "_SHARD_BYTES", 20_000)
         return prepare([source], folder / "dataset", Settings(tokenizer=request.param))
@@ -49,15 +50,11 @@ def batches_of(dataset: Dataset, steps: int, **changes) -> list[Batch]:
         return [loader.next() for _ in range(steps)]
 
 
-def documents_of(dataset: Dataset, split: str) -> list[str]:
-    return [text for group in dataset.row_groups(split) for text in dataset.read(group)]
-
-
 def expected_pairs(dataset: Dataset, split: str) -> Counter:
     """(token, next token) of every document of a split, its end included."""
     tokenizer, pairs = dataset.tokenizer(), Counter()
     encode = tokenizer.encoder()
-    for text in documents_of(dataset, split):
+    for text in texts(dataset, split):
         tokens = [tokenizer.bos, *encode(text).tolist(), tokenizer.bos]
         pairs.update(zip(tokens, tokens[1:], strict=False))
     return pairs
@@ -74,7 +71,7 @@ def test_validation_rows_are_the_validation_split(dataset):
     tokenizer = dataset.tokenizer()
     assert pairs_of(tokens, valid) == expected_pairs(dataset, "val")
     starts = tokens == tokenizer.bos
-    assert (starts[:, 1:] & valid).sum() == len(documents_of(dataset, "val"))
+    assert (starts[:, 1:] & valid).sum() == len(texts(dataset, "val"))
     assert "<|bos|>" in tokenizer.decode(tokens.reshape(-1).tolist())
 
 

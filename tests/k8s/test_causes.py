@@ -100,10 +100,7 @@ def test_a_command_can_be_pasted():
     assert why.causes(facts)[0].command == "kubectl describe pvc 'a; rm -rf x'"
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [*WELL, replace(runs(), now=SOON), runs(unseen="no right")],
-)
+@pytest.mark.parametrize("facts", [*WELL, replace(runs(), now=SOON), runs(unseen="no right")])
 def test_what_is_still_well_is_no_cause(facts):
     """Each of them a little later, or once more, would be one."""
     assert all(it.id in ("starting", "no-operator") for it in why.causes(facts))

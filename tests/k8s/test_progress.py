@@ -2,7 +2,7 @@
 
 from support.rank_0_lines import ORIGIN, done, heard
 
-from gptddp.k8s.observe.progress import progress, rows
+from gptddp.k8s.observe.rank_0_log import progress, rows
 from gptddp.training.console import Console
 
 

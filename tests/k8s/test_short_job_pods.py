@@ -5,7 +5,7 @@ from click.testing import CliRunner
 from support.manifests import pod_spec, render_job
 from support.short_jobs import dry_run, pod_of, server_with_texts
 
-from gptddp.inference.commands import sample
+from gptddp.inference.model_commands import sample
 from gptddp.k8s.cli.main import cli
 
 

@@ -14,7 +14,7 @@ from support.api_server import Log
 from support.paths import ROOT
 
 from gptddp.k8s.observe import status
-from gptddp.k8s.observe.progress import progress
+from gptddp.k8s.observe.rank_0_log import progress
 
 STEPS = [
     "runs/demo: tiny, 0.8 M parameters, fp32 on cpu, 4 ranks; 48 rows of 256 tokens a step",

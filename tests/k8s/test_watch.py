@@ -22,7 +22,7 @@ from support.paths import ROOT
 
 from gptddp.k8s.cli.main import cli
 from gptddp.k8s.observe.frame import frame
-from gptddp.k8s.observe.progress import Losses, progress, rows, sparkline
+from gptddp.k8s.observe.rank_0_log import Losses, progress, rows, sparkline
 
 # In a session of its own: the terminal is to be the one that Ctrl-C comes from.
 MAIN = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"

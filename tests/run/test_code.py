@@ -9,7 +9,7 @@ from support.audits import audit, trained
 from gptddp.checkpoint import store
 from gptddp.report import happenings
 from gptddp.run import summary
-from gptddp.run.code import made_by
+from gptddp.run.code_of_steps import made_by
 from gptddp.run.history import read_ledger
 
 A, B = "a" * 64, "b" * 64

@@ -29,16 +29,16 @@ from gptddp.run.history import history, read_ledger
 from gptddp.training import life as training_life
 from gptddp.training.changes import resolve
 
-OTHER = {name: other for name, (_, other) in VALUES.items() if FIELDS[name].metadata["of"] == KEPT}
+OTHER = {name: it for name, (_, it) in VALUES.items() if FIELDS[name].metadata["fate"] == KEPT}
 CPU: Any = SimpleNamespace(device=torch.device("cpu"))
 JSON_BEGUN = json.loads(json.dumps(BEGUN))
 
 
 def test_every_field_has_a_decision():
     """A new field says what becomes of it in a run that is continued, or this fails."""
-    kinds = {name: f.metadata.get("of") for name, f in FIELDS.items()}
+    kinds = {name: f.metadata.get("fate") for name, f in FIELDS.items()}
     assert set(kinds.values()) == {FIXED, KEPT, START}
-    assert set(VALUES) == {name for name, of in kinds.items() if of != START}
+    assert set(VALUES) == {name for name, kind in kinds.items() if kind != START}
     for accelerator in (False, True):
         default = with_preset(Config(), accelerator=accelerator)
         by_hardware = {"precision", "matmul", "attention", "threads", "reduce"}
@@ -53,9 +53,9 @@ def test_the_guide_says_what_is_fixed_and_what_is_not_of_the_run():
     text = " ".join((ROOT / "docs/train.md").read_text().split())
     fixed = text.split("on which rows, are fixed: ")[1].split(".")[0]
     here = text.split(" belong to a start and its machine")[0].rpartition(" - ")[2]
-    kinds = {name: f.metadata["of"] for name, f in FIELDS.items()}
-    for of, words in ((FIXED, fixed), (START, here)):
-        assert re.findall(r"`(\w+)`", words) == [name for name in FIELDS if kinds[name] == of]
+    kinds = {name: f.metadata["fate"] for name, f in FIELDS.items()}
+    for kind, words in ((FIXED, fixed), (START, here)):
+        assert re.findall(r"`(\w+)`", words) == [name for name in FIELDS if kinds[name] == kind]
 
 
 def continued(*args: str, run: dict[str, Any] = FIRST) -> Config:
@@ -69,7 +69,7 @@ def test_what_is_not_given_stays_and_what_is_given_counts_or_is_refused(name):
     assert getattr(continued(), name) == FIRST[name]
     assert getattr(continued(*to_args({name: FIRST[name]})), name) == FIRST[name]
     other = to_args({name: VALUES[name][1]})
-    if FIELDS[name].metadata["of"] == KEPT:
+    if FIELDS[name].metadata["fate"] == KEPT:
         assert getattr(continued(*other), name) == VALUES[name][1]
         return
     with pytest.raises(ConfigError) as error:

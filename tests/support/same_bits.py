@@ -1,18 +1,15 @@
 """Are two runs the same to the last bit? What every fault test ends with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gptddp.checkpoint.load import load_newest
 from gptddp.run.history import history
+from gptddp.run.lines import Line
 
 # Of a line all but times, speeds and the number of ranks.
 FIELDS = ("step", "loss", "grad_norm", "lr", "tokens", "batch_fp", "chain_fp")
 SOME = ("val_loss", "val_bpb", "state_fp")  # of some steps
-
-
-Line = Mapping[str, Any]
 
 
 def check_same_lines(lines: Sequence[Line], wanted: Sequence[Line]) -> None:

@@ -141,13 +141,13 @@ def remains(cluster: Cluster, name: str) -> list[_Named]:
         return []  # all of it belongs to a new job, which somebody has submitted meanwhile
     beside = list(_beside(cluster, name))
     jobs = [it["metadata"]["name"] for kind, it in beside if kind == "Job"]
-    left: list[_Named] = [
+    rest: list[_Named] = [
         ("Pod", pod)
         for pod in cluster.find("Pod", ours(name))
         if pod["metadata"]["labels"].get(_SHORT_JOB) not in jobs  # one that nobody has deleted
     ]
-    left += [("Service", it) for it in cluster.find("Service", f"{companions.JOB_NAME}={name}")]
-    return left + [(kind, it) for kind, it in beside if _is_owned(it)]
+    rest += [("Service", it) for it in cluster.find("Service", f"{companions.JOB_NAME}={name}")]
+    return rest + [(kind, it) for kind, it in beside if _is_owned(it)]
 
 
 def wait_gone(cluster: Cluster, name: str, say: Say, limit_s: float = math.inf) -> str:
@@ -155,14 +155,14 @@ def wait_gone(cluster: Cluster, name: str, say: Say, limit_s: float = math.inf) 
 
     Returns what was left at the limit, else an empty string.
     """
-    end, told, warned = time.monotonic() + limit_s, 0, False
-    while left := remains(cluster, name):
+    end, reported, warned = time.monotonic() + limit_s, 0, False
+    while rest := remains(cluster, name):
         if time.monotonic() > end:
-            return names(left)
-        if len(left) != told:
-            say(f"waiting for {names(left)} to end{_CHECKPOINT if any(map(_trains, left)) else ''}")
-            told = len(left)
-        stuck = [(kind, it) for kind, it in left if _overdue(it)]
+            return names(rest)
+        if len(rest) != reported:
+            say(f"waiting for {names(rest)} to end{_CHECKPOINT if any(map(_trains, rest)) else ''}")
+            reported = len(rest)
+        stuck = [(kind, it) for kind, it in rest if _overdue(it)]
         if stuck and not warned:
             say(f"{names(stuck)} should have ended by now: {UNREACHABLE}")
             warned = True

@@ -128,7 +128,7 @@ def watch(
     Raises TimedOut, and JobFailed for a Job that was deleted or whose image is missing.
     """
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    told, log = "", _NewestPodLog(cluster, write)
+    said, log = "", _NewestPodLog(cluster, write)
     while True:
         job, found = cluster.get("Job", name), pods(cluster, name)
         if job is None:
@@ -137,11 +137,11 @@ def watch(
         if (now := state(job)) != RUNNING and whole:
             return now
         cause = _why_not(cluster, job, found[-1:]) if now == RUNNING else ""
-        if cause and cause != told:
+        if cause and cause != said:
             say(f"{name}: {cause}")
-            told = cause
+            said = cause
         if end is not None and time.monotonic() > end:
-            why = told.rpartition("; see `")[0] or told or "it runs"  # a sample's pod goes now
+            why = said.rpartition("; see `")[0] or said or "it runs"  # a sample's pod goes now
             raise TimedOut(f"the Job {name} is not done after {timeout_s:g} s: {why}")
         time.sleep(_POLL_S)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gptddp.config import FIELDS, FIXED
 from gptddp.errors import ConfigError, GptddpError
 from gptddp.flags import flag
-from gptddp.k8s.act import code, companion, lifecycle, needs, networks, queueing, rendezvous_key
+from gptddp.k8s.act import companion, lifecycle, needs, networks, own_code, queueing, rendezvous_key
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster, if_allowed
 from gptddp.k8s.exit_codes import ClusterError, NotFoundError
@@ -35,7 +35,7 @@ from gptddp.k8s.render.manifest import SPEC_HASH
 
 _DELETED_S = 30.0  # beyond the grace period, for what is left of a deleted job of the same name
 _MOST_LINES = 12  # in a message
-_FIXED = {flag(name) for name, field in FIELDS.items() if field.metadata["of"] == FIXED}
+_FIXED = {flag(name) for name, field in FIELDS.items() if field.metadata["fate"] == FIXED}
 
 
 def submit(
@@ -82,9 +82,9 @@ def _settled(cluster: Cluster, job: Object, say: Say) -> Object | None:
             held = ", ".join(live["metadata"].get("finalizers") or ["nothing that it says"])
             raise ClusterError(f"the job {name} is still being deleted; it waits for {held}")
         time.sleep(1)
-    if live is None and (left := lifecycle.wait_gone(cluster, name, say, limit_s)):
+    if live is None and (leftover := lifecycle.wait_gone(cluster, name, say, limit_s)):
         raise ClusterError(
-            f"{left} of a deleted job {name} would be in the way: {lifecycle.UNREACHABLE}"
+            f"{leftover} of a deleted job {name} would be in the way: {lifecycle.UNREACHABLE}"
         )
     return live
 
@@ -213,7 +213,7 @@ def differences(cluster: Cluster, live: Object, objects: Sequence[Object]) -> li
 
     Of a job with the same options, what others have added is none: Kueue sets fields of its pods.
     """
-    found = code.differences(cluster, live, objects, compare(live, objects[-1]))
+    found = own_code.differences(cluster, live, objects, compare(live, objects[-1]))
     return [it for it in found if it.new != NONE] if is_same(live, objects[-1]) else found
 
 

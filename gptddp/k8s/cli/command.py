@@ -24,10 +24,10 @@ class Command(click.Command):
     """
 
     def __init__(
-        self, *args: Any, of: str, takes: Callable[[], Collection[str]], **settings: Any
+        self, *args: Any, owner: str, takes: Callable[[], Collection[str]], **settings: Any
     ) -> None:
         super().__init__(*args, **settings)
-        self._of, self._takes = of, takes
+        self._owner, self._takes = owner, takes
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options by their sections, in the order in which a section has its first."""
@@ -52,7 +52,7 @@ class Command(click.Command):
                 raise
             gone = "" if meant[0] == error.option_name else f"there is no {error.option_name}; "
             raise click.UsageError(
-                f"{gone}{meant[0]} is an option of {self._of}: put it after --, as in "
+                f"{gone}{meant[0]} is an option of {self._owner}: put it after --, as in "
                 f"`{ctx.command_path} ... -- {meant[0]} ...`",
                 ctx,
             ) from None

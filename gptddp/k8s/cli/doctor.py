@@ -9,10 +9,10 @@ import click
 from gptddp.errors import visible
 from gptddp.k8s.cli.command import Command, note
 from gptddp.k8s.cli.options import context_options
-from gptddp.k8s.cli.submit import load, spec_options, trainer_flags
+from gptddp.k8s.cli.spec_commands import load, spec_options, trainer_flags
 
 
-@click.command(cls=Command, of="the trainer", takes=trainer_flags)
+@click.command(cls=Command, owner="the trainer", takes=trainer_flags)
 @spec_options
 @context_options
 @click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help="format [text]")
@@ -33,8 +33,8 @@ def doctor(
     \b
     gptddp-k8s doctor --replicas 4 --gpus 8
     """
-    from gptddp.k8s.act import doctor as checks
-    from gptddp.k8s.cli import output as formats
+    from gptddp.k8s.act import checks
+    from gptddp.k8s.cli import formats
     from gptddp.k8s.cluster import connect
     from gptddp.k8s.render import manifest
 

@@ -7,7 +7,7 @@ used, so that the command starts fast.
 import click
 
 from gptddp import __version__
-from gptddp.k8s.cli import change, doctor, listing, observe, short_jobs, submit
+from gptddp.k8s.cli import change, doctor, list_command, observe, short_jobs, spec_commands
 from gptddp.k8s.cli.command import Group
 
 
@@ -17,6 +17,6 @@ def cli() -> None:
     """Train a GPT on Kubernetes: render, submit and run elastic PyTorchJobs."""
 
 
-for module in (change, doctor, listing, observe, short_jobs, submit):
+for module in (change, doctor, list_command, observe, short_jobs, spec_commands):
     for command in module.COMMANDS:
         cli.add_command(command)

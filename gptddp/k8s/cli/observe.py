@@ -5,8 +5,7 @@ from typing import Any
 import click
 
 from gptddp.errors import visible_lines
-from gptddp.k8s.cli import output as formats
-from gptddp.k8s.cli import types
+from gptddp.k8s.cli import formats, types
 from gptddp.k8s.cli.command import note
 from gptddp.k8s.cli.options import job_options, name_argument
 
@@ -38,11 +37,11 @@ def status(
     if every:
         raise click.UsageError("--every has no meaning without --watch: leave it out")
     from gptddp.k8s.objects import is_ours
-    from gptddp.k8s.observe import facts, progress
+    from gptddp.k8s.observe import facts, rank_0_log
     from gptddp.k8s.observe import status as job_status
 
     found = facts.of_job(cluster, name)
-    answer = job_status.of(progress.with_log(cluster, found))
+    answer = job_status.describe(rank_0_log.with_log(cluster, found))
     if output in ("json", "yaml"):
         return formats.data(answer, output)
     if output == "name":
@@ -53,13 +52,13 @@ def status(
 
 
 def _watch(cluster: Any, name: str, every_s: float, output: str | None) -> int:
-    from gptddp.k8s.cli import screen
+    from gptddp.k8s.cli import live_status
 
     if output == "json":
-        return screen.stream(cluster, name, every_s)
+        return live_status.stream(cluster, name, every_s)
     if output:
         raise click.UsageError(f"-o {output} has no meaning with --watch: use -o json, or no -o")
-    return screen.watch(cluster, name, every_s)
+    return live_status.watch(cluster, name, every_s)
 
 
 @click.command()

@@ -32,7 +32,7 @@ def submit(
     name, at = objects[-1]["metadata"]["name"], cluster.flags
     job, created = act.submit(cluster, objects, note, line=line, replace=replace)
     if output:
-        from gptddp.k8s.cli import output as formats
+        from gptddp.k8s.cli import formats
 
         formats.objects([job], output)
     else:

@@ -22,7 +22,7 @@ def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
             raise click.BadParameter(f"{value!r} is not of the form {param.metavar}")
     found = [tuple(value.split("=", 1)) for value in values]
     for name, value in found:
-        if others := {of for key, of in found if key == name} - {value}:
+        if others := {other for key, other in found if key == name} - {value}:
             raise click.BadParameter(f"{name} is given as {value!r} and as {others.pop()!r}")
     return tuple(found)
 

@@ -34,7 +34,7 @@ def _prepare_flags() -> list[str]:
     return [name for param in command.params for name in param.opts]
 
 
-@click.command(cls=Command, of="`gptddp prepare`", takes=_prepare_flags)
+@click.command(cls=Command, owner="`gptddp prepare`", takes=_prepare_flags)
 @click.option(
     "--source",
     required=True,
@@ -84,14 +84,14 @@ def prepare(
     refuse_timeout(timeout, wait or follow)
     if dry_run and (wait or follow):
         raise click.UsageError("--dry-run asks no cluster: leave out --wait and --follow")
-    from gptddp.k8s.render import short_job
+    from gptddp.k8s.render import short_job_manifest
     from gptddp.k8s.render.manifest import to_yaml
 
     _check_options(options)
     given: dict[str, Any] = {"name": name, "cpu": cpu, "memory": memory}
     given |= {"data": data, "image": image}
     stated = dataclasses.replace(job, **{k: v for k, v in given.items() if v is not None})
-    batch_job = short_job.prepare_job(stated, source, options)
+    batch_job = short_job_manifest.prepare_job(stated, source, options)
     if dry_run:
         batch_job["metadata"] |= {"namespace": namespace} if namespace else {}
         return click.echo(to_yaml([batch_job]), nl=False)
@@ -211,7 +211,7 @@ def sample(
     if cluster.local:
         ctx.exit(_sample_locally(cluster, name, options, own))
     from gptddp.k8s.act import short_job
-    from gptddp.k8s.render.short_job import sample_job
+    from gptddp.k8s.render.short_job_manifest import sample_job
 
     live = cluster.get("PyTorchJob", name)
     batch_job = sample_job(live, dataclasses.replace(job, name=name), options, own)

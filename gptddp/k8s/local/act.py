@@ -100,8 +100,8 @@ def sample(jobs: LocalJobs, name: str, options: Sequence[str]) -> int:
     """Run `gptddp sample` on the run of a job, on its own code; returns the exit code."""
     job = jobs.job(name)
     folder = jobs.jobs / name
-    run = (told := locks.status(folder)).get("run")
-    if not told:
+    run = (status := locks.status(folder)).get("run")
+    if not status:
         where = relative_path(folder / "status.json")
         raise ConfigError(f"{where} cannot be read: the same `submit --local` writes it anew")
     if not run:

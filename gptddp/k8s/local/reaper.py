@@ -52,17 +52,17 @@ def sweep(prefix: str, known: Collection[int] = (), timeout_s: float = 10.0) -> 
     trackers of Python's multiprocessing have a second to end by themselves: they remove what the
     killed leave in /dev/shm, which is this machine's and does not go with the pod.
     """
-    began, clean, left = time.monotonic(), 0, []
+    began, clean, alive = time.monotonic(), 0, []
     while clean < 2 and time.monotonic() < began + timeout_s:
-        left = members(prefix, known)
-        for pid in left:
+        alive = members(prefix, known)
+        for pid in alive:
             if _is_tracker(pid) and time.monotonic() < began + TRACKER_S:
                 continue
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        clean = 0 if left else clean + 1
+        clean = 0 if alive else clean + 1
         time.sleep(0.01)
-    return left
+    return alive
 
 
 def _is_tracker(pid: int) -> bool:

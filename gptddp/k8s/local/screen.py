@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gptddp.errors import visible
-from gptddp.k8s.observe.progress import Losses, has_blocks, progress, rows, sparkline
+from gptddp.k8s.observe.rank_0_log import Losses, has_blocks, progress, rows, sparkline
 
 _TAIL_BYTES = 16 << 10
 _SPARK = 16  # characters
@@ -44,8 +44,8 @@ class Progress:
             parts.append(f"{done['tok_s']:,.0f} tok/s")
         if done.get("left_s") is not None:
             parts.append(f"ETA {duration(done['left_s'])}")
-        told = [f"{name} {text}" for name, text in rows(found).items() if text]
-        return visible("  ".join([*parts, pods, *told]))
+        per_pod = [f"{name} {text}" for name, text in rows(found).items() if text]
+        return visible("  ".join([*parts, pods, *per_pod]))
 
 
 def newest(run: Path) -> dict[str, Any]:

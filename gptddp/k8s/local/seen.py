@@ -42,8 +42,8 @@ class LocalJobs(Cluster):
         jobs = [job for name in names if (job := self._job(name))]
         if kind == JOB:
             return jobs
-        of = selector.removeprefix(f"{JOB_NAME}=")
-        return [pod for name in names if of in (name, "", OURS) for pod in self._pods(name)]
+        wanted = selector.removeprefix(f"{JOB_NAME}=")
+        return [pod for name in names if wanted in (name, "", OURS) for pod in self._pods(name)]
 
     def events(self, name: str) -> list[Object]:
         """None: what happens to a local job is on the screen of its `submit`."""
@@ -66,11 +66,11 @@ class LocalJobs(Cluster):
     def _job(self, name: str) -> Object | None:
         """As the manifest has it; a job that nobody runs and that has not ended is suspended."""
         folder = self.jobs / name
-        told = locks.status(folder)
+        status = locks.status(folder)
         try:
             job: Object = yaml.safe_load((folder / "manifest.yaml").read_text("utf-8"))
-            job["status"] = {"conditions": told.get("conditions") or [], "local": True}
-            meta = {"creationTimestamp": told.get("startTime"), "uid": name}
+            job["status"] = {"conditions": status.get("conditions") or [], "local": True}
+            meta = {"creationTimestamp": status.get("startTime"), "uid": name}
             job["metadata"] |= {**meta, "namespace": self.namespace}
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -87,13 +87,13 @@ class LocalJobs(Cluster):
     def _pods(self, job: str) -> list[Object]:
         folder = self.jobs / job
         runs, pods = locks.is_running(folder), locks.status(folder).get("pods") or {}
-        return [self._pod(job, name, told, runs) for name, told in pods.items()]
+        return [self._pod(job, name, entry, runs) for name, entry in pods.items()]
 
-    def _pod(self, job: str, name: str, told: dict[str, Any], runs: bool) -> Object:
+    def _pod(self, job: str, name: str, entry: dict[str, Any], runs: bool) -> Object:
         """`runs`: the job does; without it no pod is there, whatever was said last."""
-        phase, code, started = map(told.get, ("phase", "exitCode", "startTime"))
+        phase, code, started = map(entry.get, ("phase", "exitCode", "startTime"))
         state: Object = {"waiting": {}}
-        if up := runs and phase == "Running" and locks.alive(told.get("pid")):
+        if up := runs and phase == "Running" and locks.alive(entry.get("pid")):
             state = {"running": {"startedAt": started}}
         elif code is not None:
             ended = {"exitCode": code, "reason": "Error" if code else "Completed"}

@@ -61,7 +61,7 @@ def _killed(terminated: Object) -> bool:
     return int(terminated.get("exitCode") or 0) >= exit_codes.FIRST_RETRYABLE
 
 
-def told(facts: Facts, end: End) -> str:
+def end_in_words(facts: Facts, end: End) -> str:
     """How a container ended, and who has killed it where that is known."""
     at = seconds(end.terminated.get("finishedAt")) or 0.0
     outside = from_outside(facts, str(end.pod["metadata"]["name"]), end.terminated, at)
@@ -73,10 +73,10 @@ def how_it_ended(pod: Object, container: str, terminated: Object) -> str:
     """How a container of a pod, or of a template of pods, ended: with the reason it gave last."""
     if terminated.get("reason") == "OOMKilled":
         spec = pod.get("spec") or {}
-        of = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
-        limits = {it["name"]: (it.get("resources") or {}).get("limits") or {} for it in of}
+        containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
+        limits = {it["name"]: (it.get("resources") or {}).get("limits") or {} for it in containers}
         limit = limits.get(container, {}).get("memory")
-        first = container == CONTAINER or bool(of) and container == of[0]["name"]
+        first = container == CONTAINER or bool(containers) and container == containers[0]["name"]
         return (
             f"killed for using more than its memory{f' of {limit}' if limit else ''} "
             f"(resources.limits.memory): give it more{' with --memory' if first else ''}"

@@ -102,14 +102,14 @@ class Facts:
         """The newest warning about a pod, if nothing of it was begun since then."""
         begun = self.about(pod, "Scheduled", "Pulling", "Pulled", "Created", "Started")
         last = max(map(event_time, begun), default=0.0)
-        told = [
+        warnings = [
             event
             for event in self.about(pod)
             if event.get("type") == "Warning"
             and event.get("reason") not in _NO_REASONS
             and event_time(event) > last
         ]
-        return max(told, key=event_time, default=None)
+        return max(warnings, key=event_time, default=None)
 
 
 def fetch(cluster: Cluster, name: str) -> Facts | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gptddp.errors import visible
-from gptddp.k8s.observe import progress, status, why
+from gptddp.k8s.observe import rank_0_log, status, why
 
 BAR = 30  # characters
 _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
@@ -27,11 +27,11 @@ def frame(
     goes_on = shown["state"] in (why.RUNNING, why.RESTARTING)
     rows = {"why": shown["why"], "step": _step(done, width, goes_on), "loss": _loss(done)}
     rows |= {"speed": f"{done['tok_s'] / 1e3:.1f}k tok/s" if done else ""}
-    rows |= progress.rows(dict(shown)) | {"checkpoint": shown["checkpoint"] or ""}
+    rows |= rank_0_log.rows(dict(shown)) | {"checkpoint": shown["checkpoint"] or ""}
     key = max(len(name) for name, text in rows.items() if text or name == "step") + 2
     if losses and done:
         room = max(0, min(60, width - key - len(rows["loss"]) - 3))
-        rows["loss"] += f"  {progress.sparkline(losses, room, unicode)}"
+        rows["loss"] += f"  {rank_0_log.sparkline(losses, room, unicode)}"
     lines = [(head, _BOLD)]
     for name, text in rows.items():
         if text:
@@ -63,10 +63,10 @@ def _step(done: Mapping[str, Any], width: int, goes_on: bool) -> str:
     if width >= 72:
         full = int(BAR * part)
         text += f"  [{'#' * full}{'-' * (BAR - full)}] {100 * part:.0f}%"
-    left = done["left_s"]
-    if left is None or not goes_on:
+    eta_s = done["left_s"]
+    if eta_s is None or not goes_on:
         return text
-    hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
+    hours, minutes, seconds = eta_s // 3600, eta_s // 60 % 60, eta_s % 60
     return f"{text}  ETA {f'{hours}:{minutes:02}' if hours else minutes}:{seconds:02}"
 
 

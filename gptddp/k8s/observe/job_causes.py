@@ -13,9 +13,9 @@ from gptddp.k8s.objects import (
     seconds,
     wanted_pods,
 )
-from gptddp.k8s.observe import progress, queue_causes
+from gptddp.k8s.observe import queue_causes, rank_0_log
 from gptddp.k8s.observe.cause import Cause, cause
-from gptddp.k8s.observe.endings import ends, told
+from gptddp.k8s.observe.endings import end_in_words, ends
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_causes import BEGINNING, ended_by_node
 from gptddp.k8s.observe.pod_log import CONTAINER
@@ -89,7 +89,7 @@ def no_step(facts: Facts) -> Iterator[Cause]:
     if facts.log is None or not running or not _is_ours(facts):
         return
     steps = [
-        at.timestamp() for at, line in facts.log if at and progress.progress([line])["progress"]
+        at.timestamp() for at, line in facts.log if at and rank_0_log.progress([line])["progress"]
     ]
     gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
     quiet_s = facts.now - max([running, *steps[-1:]])
@@ -116,10 +116,10 @@ def left_out(facts: Facts) -> Iterator[Cause]:
     since = max((_started(pod) for pod in ready), default=0.0) + JOIN_S
     fewer: list[tuple[float, int]] = []  # of the lines at the end
     for at, line in facts.log:
-        if at and (count := progress.ranks(line)):
+        if at and (count := rank_0_log.ranks(line)):
             fewer = [*fewer, (at.timestamp(), count)] if count < wanted else []
     fewer = [it for it in fewer if it[0] > since]
-    if len(fewer) > 1 and (fewer[-1][0] - fewer[0][0] > JOIN_S or len(fewer) > progress.TAIL // 2):
+    if fewer[1:] and (fewer[-1][0] - fewer[0][0] > JOIN_S or len(fewer) > rank_0_log.TAIL // 2):
         text = (
             f"{len(ready)} pods are ready, and each step is done by {fewer[-1][1]} of {wanted} "
             "ranks: a pod that is left out is stopped, does not reach the others, or has another "
@@ -185,8 +185,8 @@ def deleting(facts: Facts) -> Iterator[Cause]:
     held = facts.job["metadata"].get("finalizers") or []
     by = ", ".join(it for it in held if it not in _OF_KUBERNETES)
     holds = f", and metadata.finalizers hold it: {by}" if by else ""
-    left = f"; {len(facts.pods)} pods are still stopping" if facts.pods and not by else ""
-    yield cause(facts, "deleting", f"it is being deleted{holds}{left}")
+    stopping = f"; {len(facts.pods)} pods are still stopping" if facts.pods and not by else ""
+    yield cause(facts, "deleting", f"it is being deleted{holds}{stopping}")
 
 
 def failed(facts: Facts) -> Iterator[Cause]:
@@ -198,7 +198,7 @@ def failed(facts: Facts) -> Iterator[Cause]:
     elif found := [it for it in ends(facts.pods) if not it.previous and not it.by_node]:
         end = found[0]
         id = "failed" if end.container == CONTAINER else "failed-container"
-        yield cause(facts, id, told(facts, end), pod=end.pod, container=end.container)
+        yield cause(facts, id, end_in_words(facts, end), pod=end.pod, container=end.container)
     elif evicted := list(filter(None, (ended_by_node(facts, pod) for pod in facts.pods))):
         yield evicted[0]
     elif gone := next(exits(facts), None):

@@ -120,8 +120,8 @@ def show_first_failure(cluster: Cluster, name: str, write: Write, say: Say, part
 
 def _say_state(found: Facts, say: Say, but: str) -> None:
     reason = why.why(found)
-    told = f": {reason}" if reason else ""
-    say(f"{found.name} is {why.state(found.job, found.queue)}, and {but}{told}")
+    because = f": {reason}" if reason else ""
+    say(f"{found.name} is {why.state(found.job, found.queue)}, and {but}{because}")
 
 
 def follow(

@@ -18,7 +18,7 @@ from gptddp.k8s.objects import (
     volume_claims,
 )
 from gptddp.k8s.observe.cause import Cause, cause
-from gptddp.k8s.observe.endings import ends, told
+from gptddp.k8s.observe.endings import end_in_words, ends
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER
 
@@ -189,7 +189,7 @@ def crashed(facts: Facts, pod: Object) -> Cause | None:
         before = f"crashed {count} times and waits to start again: " if end.previous else ""
         id = "out-of-memory" if end.terminated.get("reason") == "OOMKilled" else "crash"
         named = {"container": end.container, "previous": str(end.previous).lower()}
-        return cause(facts, id, before + told(facts, end), pod=pod, **named)
+        return cause(facts, id, before + end_in_words(facts, end), pod=pod, **named)
     return None
 
 

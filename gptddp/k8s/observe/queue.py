@@ -51,7 +51,7 @@ def fetch(cluster: Cluster, job: Object) -> Queue | None:
     if not queue_name(job) and not suspended(job):
         return None
     try:
-        return _of(job, workload_of(cluster, job))
+        return _queue_of(job, workload_of(cluster, job))
     except ClusterError as error:
         return _unread(job, error)
 
@@ -66,8 +66,8 @@ def of_jobs(cluster: Cluster, jobs: Sequence[Object], everywhere: bool = False) 
     except ClusterError as error:
         queues = {uid: _unread(job, error) for uid, job in waiting.items()}
     else:
-        of = {it["metadata"]["labels"][_JOB_UID]: it for it in sorted(workloads, key=_created)}
-        queues = {uid: _of(job, of.get(uid)) for uid, job in waiting.items()}
+        by_uid = {it["metadata"]["labels"][_JOB_UID]: it for it in sorted(workloads, key=_created)}
+        queues = {uid: _queue_of(job, by_uid.get(uid)) for uid, job in waiting.items()}
     return {uid: queue for uid, queue in queues.items() if queue}
 
 
@@ -81,7 +81,7 @@ def _created(workload: Object) -> str:
     return str(workload["metadata"].get("creationTimestamp"))
 
 
-def _of(job: Object, workload: Object | None) -> Queue | None:
+def _queue_of(job: Object, workload: Object | None) -> Queue | None:
     """The queue of a job. Where Kueue manages all jobs, one that names no queue has a Workload."""
     name = queue_name(job)
     if workload and not name and workload["spec"].get("queueName"):

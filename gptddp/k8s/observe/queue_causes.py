@@ -73,16 +73,16 @@ def _waits(queue: Queue, workload: Object) -> str:
     place = f"it waits in the queue {queue.name}" if queue.name else f"it names no queue ({_LABEL})"
     if queue.admitted:
         place = f"it has its quota in the queue {queue.name}, and has not started yet"
-    told: dict[str, str] = {}  # by message: when it is evicted, two conditions have one
+    reasons: dict[str, str] = {}  # by message: when it is evicted, two conditions have one
     kinds = (("Evicted", "True"), ("Admitted" if queue.admitted else "QuotaReserved", "False"))
     for kind, bad in kinds:
         found = condition(workload, kind) or {}
         past = kind == "Evicted" and found.get("reason") in _OUTLIVED
         if found.get("status") == bad and not past:
-            told.setdefault(str(found.get("message")), _words(found))
-    return "".join([place, *told.values()])
+            reasons.setdefault(str(found.get("message")), _words(found))
+    return "".join([place, *reasons.values()])
 
 
-def _words(told: Object | None) -> str:
+def _words(found: Object | None) -> str:
     """`; Preempted: ...`: the reason and the message of a condition, as they are."""
-    return f"; {told.get('reason')}: {str(told.get('message', '')).rstrip('.')}" if told else ""
+    return f"; {found.get('reason')}: {str(found.get('message', '')).rstrip('.')}" if found else ""

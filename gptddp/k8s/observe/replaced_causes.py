@@ -46,13 +46,13 @@ def exits(facts: Facts) -> Iterator[Exit]:
     It tells the exit code in one event, and in another what is left of the container's last words.
     """
     about = facts.about(facts.job)
-    told = [(said, e) for e in about if (said := _SAID.match(str(e.get("message", ""))))]
+    last_words = [(said, e) for e in about if (said := _SAID.match(str(e.get("message", ""))))]
     for event in reversed(facts.about(facts.job, "ExitedWithCode")):
         exited = _EXITED.search(str(event.get("message", "")))
         if not exited or exited[2] == "0":
             continue
         name, terminated, container = exited[1], {"exitCode": exited[2]}, CONTAINER
-        for said, other in told:
+        for said, other in last_words:
             near = abs(event_time(other) - event_time(event)) < 5
             if near and said.group(1, 3) == exited.group(1, 2):
                 terminated |= {"reason": other["reason"], "message": said[4]}
@@ -87,9 +87,9 @@ def in_vain(facts: Facts) -> Iterator[Cause]:
             return
 
 
-def _reason(facts: Facts, pod: Object | None, told: list[Object]) -> str:
+def _reason(facts: Facts, pod: Object | None, events: list[Object]) -> str:
     """Why a pod does not start: its newest warning, else how its init container ended."""
-    for event in reversed(told):
+    for event in reversed(events):
         if event.get("type") == "Warning" and event["reason"] != "BackOff":
             return f"{event['reason']}: {event.get('message', '')}".rstrip(". ")
     crash = pod_causes.crashed(facts, pod) if pod else None

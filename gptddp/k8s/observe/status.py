@@ -14,14 +14,14 @@ from gptddp.k8s.objects import (
     role_and_index,
     wanted_pods,
 )
-from gptddp.k8s.observe import progress, why
+from gptddp.k8s.observe import rank_0_log, why
 from gptddp.k8s.observe.cause import Cause
 from gptddp.k8s.observe.facts import Facts
 
 
-def of(facts: Facts) -> dict[str, Any]:
+def describe(facts: Facts) -> dict[str, Any]:
     """Everything that `status` shows."""
-    found_in_log = progress.progress(line for _, line in facts.log or ())
+    found_in_log = rank_0_log.progress(line for _, line in facts.log or ())
     del found_in_log["losses"]  # of those that the live screen keeps, they are the newest
     job, policy = facts.job, facts.job["spec"].get("elasticPolicy") or {}
     found = why.causes(facts)
@@ -98,7 +98,7 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
         "age": duration(status["age_s"]),
         "pods": "" if status["state"] in why.FINAL else pods,
         "step": _step(done) if done else "",
-        **progress.rows(status),
+        **rank_0_log.rows(status),
         "checkpoint": status["checkpoint"] or "",
         "submit": status["submit"] or "",
     }
@@ -169,8 +169,8 @@ def next_command(status: dict[str, Any], local: bool = False, ours: bool = True)
         return ""  # what is next of ours would be refused
     if state == why.FAILED:
         pods = [c["pods"] for c in status["causes"] if c["pods"]]
-        of = next((f" --pod {p['index']}" for p in status["pods"] if [p["name"]] in pods), "")
-        return f"gptddp-k8s logs {name}{of}"
+        option = next((f" --pod {p['index']}" for p in status["pods"] if [p["name"]] in pods), "")
+        return f"gptddp-k8s logs {name}{option}"
     verbs = {
         why.PENDING: "wait",
         why.QUEUED: "wait",

@@ -9,7 +9,7 @@ from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.objects import is_ready, wanted_pods
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.facts import Facts
-from gptddp.k8s.observe.progress import with_log
+from gptddp.k8s.observe.rank_0_log import with_log
 from gptddp.k8s.observe.watcher import POLL_S, Say, of_job
 
 LOG_S = 30.0  # between two reads of the log, which says whether there are steps
@@ -75,9 +75,9 @@ class Changes:
         if state != self.state:
             pods = f", {sum(map(is_ready, facts.pods))} of {wanted_pods(facts.job)} pods ready"
             podless = state in (*why.FINAL, why.SUSPENDED, why.QUEUED)
-            told = f": {reason}" if podless and reason else ""
-            self.say(f"{self.name}: {state}{told if podless else pods}")
-            self._told_reason = reason if told else self._told_reason
+            because = f": {reason}" if podless and reason else ""
+            self.say(f"{self.name}: {state}{because if podless else pods}")
+            self._told_reason = reason if because else self._told_reason
         elif state not in why.FINAL and self._is_news(reason):
             self.say(f"{self.name}: {reason}")
             self._told_reason = reason
@@ -86,12 +86,12 @@ class Changes:
 
     def _is_news(self, reason: str) -> bool:
         """A reason that only one poll shows is not: the pod was being started, or replaced."""
-        plain, last, told = (
+        plain, last, reported = (
             _COUNTS.sub("", it) for it in (reason, self._last_reason, self._told_reason)
         )
-        return plain == last and plain not in ("", told)
+        return plain == last and plain not in ("", reported)
 
     def timed_out(self, timeout_s: float | None) -> int:
-        told = f": {self._last_reason}" if self._last_reason else ""
-        self.say(f"{self.name}: still {self.state or 'unknown'} after {timeout_s:g} s{told}")
+        because = f": {self._last_reason}" if self._last_reason else ""
+        self.say(f"{self.name}: still {self.state or 'unknown'} after {timeout_s:g} s{because}")
         return exit_codes.TIMED_OUT

@@ -83,10 +83,10 @@ def _read(folder: Path) -> bundle.Files:
     paths = sorted(path for path in set(found) if not path.startswith(".") and "/." not in path)
     _check_names(folder, paths)
     files: dict[str, File] = {}
-    left = bundle.MOST_BYTES
+    remaining = bundle.MOST_BYTES
     for path in paths:
-        files[path] = file = _file(folder, path, left)
-        if (left := left - len(file.data)) < 0:
+        files[path] = file = _file(folder, path, remaining)
+        if (remaining := remaining - len(file.data)) < 0:
             most = f"{bundle.MOST_BYTES >> 20} MiB"
             raise ConfigError(f"{folder} has more than {most}, up to {path}: {_LESS}")
     for path in paths:

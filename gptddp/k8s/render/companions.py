@@ -17,7 +17,7 @@ OURS = "app.kubernetes.io/name=gptddp"  # label selector of all jobs of ours, an
 KINDS = ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget")
 
 
-def of(job: Object, metrics_port: int, options: PodOptions) -> list[Object]:
+def objects(job: Object, metrics_port: int, options: PodOptions) -> list[Object]:
     """The companions of a job, in the order in which they are to be created.
 
     None that is to be left out, and no account beside one that is there.

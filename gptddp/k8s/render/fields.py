@@ -36,9 +36,9 @@ def option(default: Any, help: str, kind: Kind = Kind.TEXT, metavar: str | None 
     return field(default=default, metadata=metadata)
 
 
-def kind(of: "Field[Any]") -> Kind:
+def kind(spec_field: "Field[Any]") -> Kind:
     """The kind of a field that `option` has made."""
-    found: Kind = of.metadata["kind"]
+    found: Kind = spec_field.metadata["kind"]
     return found
 
 
@@ -51,8 +51,8 @@ def from_toml(where: str, kind: Kind, value: Any, folder: Path) -> Any:
         raise ConfigError(f"{where} is {value!r:.60}: nothing can have a NUL in it; leave it out")
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind in TABLES and isinstance(value, dict):
-        of = Kind.QUANTITY if kind is Kind.QUANTITIES else Kind.TEXT
-        return {k: from_toml(f"{where}.{k}", of, v, folder) for k, v in value.items()}
+        value_kind = Kind.QUANTITY if kind is Kind.QUANTITIES else Kind.TEXT
+        return {k: from_toml(f"{where}.{k}", value_kind, v, folder) for k, v in value.items()}
     if kind is Kind.QUANTITY and number:
         return str(value)
     if kind is Kind.LIST and isinstance(value, str):

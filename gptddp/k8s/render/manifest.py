@@ -27,7 +27,7 @@ def objects(spec: JobSpec) -> list[Object]:
     The last one is the PyTorchJob.
     """
     job = pytorchjob(spec)
-    beside = companions.of(job, _metrics_port(spec), spec.pod)
+    beside = companions.objects(job, _metrics_port(spec), spec.pod)
     return [*code_volume.objects(job, spec.code), *beside, job]
 
 

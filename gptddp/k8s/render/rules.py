@@ -91,17 +91,17 @@ def _world_size(spec: JobSpec, job: Object) -> Iterator[Found]:
     if min(pods, nproc) < 1 or pods * nproc <= lanes:
         return
     if nproc > lanes:
-        of = "--gpus" if nproc == spec.gpus else "--nproc-per-node"
-        fewer = f"use {of} {lanes} or less"
+        option = "--gpus" if nproc == spec.gpus else "--nproc-per-node"
+        fewer = f"use {option} {lanes} or less"
     else:
-        of = "--max" if pods > spec.replicas else "--replicas"
-        fewer = f"use {of} {lanes // nproc} or less"
+        option = "--max" if pods > spec.replicas else "--replicas"
+        fewer = f"use {option} {lanes // nproc} or less"
     more = f"-- --lanes {pods * nproc}"
     if (batch := spec.train.batch) and batch % (pods * nproc):
         more += f" --batch {-(-batch // (pods * nproc)) * pods * nproc}"
     product = f" ({pods} pods of {nproc})" if min(pods, nproc) > 1 else ""
     rule = f"{pods * nproc} workers{product} but only {lanes} lanes: every worker needs one"
-    yield of, rule, f"{fewer}, or give a new run more lanes: {more}"
+    yield option, rule, f"{fewer}, or give a new run more lanes: {more}"
 
 
 # -- what a pod has ------------------------------------------------------------------------------
@@ -312,9 +312,9 @@ def warnings(spec: JobSpec) -> list[str]:
             f"back to its last checkpoint; use --shm {shm}, or leave it out"
         )
     if quantity.number(spec.memory) < quantity.number(memory):
-        of = f"{nproc} processes" if nproc > 1 else "a process"
+        who = f"{nproc} processes" if nproc > 1 else "a process"
         notes.append(
-            f"--memory {spec.memory} is less than the {memory} that {of} of this model may need: "
+            f"--memory {spec.memory} is less than the {memory} that {who} of this model may need: "
             f"the pods may be killed for it; use {flag('memory')} {memory}, or leave it out"
         )
     settings = config.with_preset(spec.train, accelerator=spec.gpus > 0)

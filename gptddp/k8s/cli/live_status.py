@@ -14,7 +14,7 @@ from typing import NoReturn
 from gptddp.k8s import exit_codes
 from gptddp.k8s.cli.command import note
 from gptddp.k8s.cluster import Cluster
-from gptddp.k8s.observe import frame, progress, status, why
+from gptddp.k8s.observe import frame, rank_0_log, status, why
 from gptddp.k8s.observe.watcher import of_job
 
 _RESIZE_S = 0.1  # between two looks at the size of the terminal
@@ -56,7 +56,7 @@ def stream(cluster: Cluster, name: str, every_s: float) -> int:
     if (found := watcher.poll()) is None:
         raise cluster.not_found(name)
     while found:
-        shown = status.of(progress.with_log(cluster, found))
+        shown = status.describe(rank_0_log.with_log(cluster, found))
         _write(json.dumps(shown) + "\n")
         if shown["state"] in _CODES:
             return _CODES[shown["state"]]
@@ -72,7 +72,7 @@ class _View:
         self.state = ""
         self._cluster, self._live, self._note = cluster, live, ""
         self._watcher = of_job(cluster, name, self._say)
-        self._losses = progress.Losses()
+        self._losses = rank_0_log.Losses()
         self._history: list[float] = []
         self._drawn = shutil.get_terminal_size()
 
@@ -80,10 +80,10 @@ class _View:
         """Ask the cluster once more, and wait for one that is away; False: there is no such job."""
         if (found := self._watcher.poll()) is None:
             return False
-        found = progress.with_log(self._cluster, found)
-        logged = progress.progress(line for _, line in found.log or ())
+        found = rank_0_log.with_log(self._cluster, found)
+        logged = rank_0_log.progress(line for _, line in found.log or ())
         self._history = self._losses.add(logged["losses"])
-        self._note, self._shown = "", status.of(found)
+        self._note, self._shown = "", status.describe(found)
         self.state = self._shown["state"]
         return True
 
@@ -101,7 +101,7 @@ class _View:
             width=width or 1000,
             height=height,
             colours=bool(width) and not os.environ.get("NO_COLOR"),
-            unicode=progress.has_blocks(sys.stdout),
+            unicode=rank_0_log.has_blocks(sys.stdout),
             note=self._note,
         )
 

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gptddp.errors import visible
-from gptddp.k8s.cli import output as formats
+from gptddp.k8s.cli import formats
 from gptddp.k8s.cli.command import note
 from gptddp.k8s.cli.options import job_options
 
 if TYPE_CHECKING:
-    from gptddp.k8s.observe.listing import Row
+    from gptddp.k8s.observe.job_rows import Row
 
 
 @click.command("list")
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 @job_options
 def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
     """List the jobs of gptddp with their state, their pods and their age."""
-    from gptddp.k8s.observe import listing
+    from gptddp.k8s.observe import job_rows
     from gptddp.k8s.observe.status import table
 
-    rows = listing.rows(cluster, all_namespaces)
+    rows = job_rows.rows(cluster, all_namespaces)
     if output in ("json", "yaml"):
         formats.data(rows, output)
     elif output == "name":
@@ -36,8 +36,8 @@ def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
         cells = [_cells(row, all_namespaces, output == "wide") for row in rows]
         click.echo("\n".join(table(header, cells)))
     else:
-        of = "" if cluster.local else "namespace "
-        where = "any namespace" if all_namespaces else f"{of}{cluster.namespace}"
+        prefix = "" if cluster.local else "namespace "
+        where = "any namespace" if all_namespaces else f"{prefix}{cluster.namespace}"
         note(f"no jobs of gptddp in {where}")
 
 

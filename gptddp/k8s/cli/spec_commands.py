@@ -61,7 +61,7 @@ def load(options: dict[str, Any]) -> JobSpec:
     return job
 
 
-@click.command(cls=Command, of="the trainer", takes=trainer_flags)
+@click.command(cls=Command, owner="the trainer", takes=trainer_flags)
 @spec_options
 @click.option(
     "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="format [yaml]"
@@ -87,7 +87,7 @@ def render(output: str, **options: Any) -> None:
     )
 
 
-@click.command(cls=Command, of="the trainer", takes=trainer_flags)
+@click.command(cls=Command, owner="the trainer", takes=trainer_flags)
 @spec_options
 @context_options
 @click.option(

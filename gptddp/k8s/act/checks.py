@@ -129,10 +129,10 @@ def _nodes(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
     if free := lacks.pop("", 0):
         yield Check("nodes", OK, f"{free} of {len(nodes)} nodes can take a pod when they are empty")
         return
-    told = ", ".join(f"{what} ({count})" for what, count in lacks.most_common(3))
+    lacking = ", ".join(f"{what} ({count})" for what, count in lacks.most_common(3))
     fix = "change --cpu, --memory, --gpus, --gpu-resource, --node-selector or --toleration; right "
     fix += "as it is where an autoscaler adds nodes"
-    yield Check("nodes", FAIL, f"none of the {len(nodes)} nodes can take a pod: {told}", fix)
+    yield Check("nodes", FAIL, f"none of the {len(nodes)} nodes can take a pod: {lacking}", fix)
 
 
 def _why_not(pod_spec: Object, node: Object) -> str:

@@ -82,8 +82,8 @@ def sample_job(
     if given["runs"]:
         runs, run = stated.runs_claim, stated.run_path
     data = stated.claim if given["data"] else data
-    of = {(it.get("persistentVolumeClaim") or {}).get("claimName"): it for it in theirs["volumes"]}
-    claims = {DATA: of.get(data) or restricted.claim_volume("data", data)}
+    pvc = {(it.get("persistentVolumeClaim") or {}).get("claimName"): it for it in theirs["volumes"]}
+    claims = {DATA: pvc.get(data) or restricted.claim_volume("data", data)}
     claims[RUNS] = claims[DATA] if runs == data else restricted.claim_volume("runs", runs)
     job = _job(template, name, "sample", claims)
     own = job["spec"]["template"]["spec"]
