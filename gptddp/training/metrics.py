@@ -113,6 +113,7 @@ class Metrics(Collector):
         self._config, self._spent, self._peak = config, spent, peak
         self._tokens = self._flops = 0  # of the run, as of the last step; of a token
         prom.disable_created_metrics()  # type: ignore[no-untyped-call]
+        registry.register(self)  # first: no scrape has a gauge that is ahead of a counter
         prom.ProcessCollector(registry=registry)
         prom.PlatformCollector(registry=registry)
         prom.Info("gptddp_run", "Identity of the run.", registry=registry).info(info)
@@ -130,7 +131,6 @@ class Metrics(Collector):
             self._set_each("peak_memory_bytes", dict.fromkeys(spent.memory.kinds, math.nan))
         self._set(last_step_timestamp_seconds=time.time(), stall_seconds=0)  # a hang shows at once
         self._set_each("run_lost_seconds", dict.fromkeys(LOSSES, 0))
-        registry.register(self)
 
     def _set(self, **values: float) -> None:
         for gauge, value in values.items():
@@ -168,13 +168,13 @@ class Metrics(Collector):
                 yield gauge
 
     def __call__(self, event: Event) -> None:
-        """Take an event."""
+        """Take an event: its counters before its gauges."""
+        if action := getattr(self, f"_on_{event['event']}", None):
+            action(event)
         fields = {**event.get("line", {}), **event}
         for gauge, field in _SETS.get(event["event"], {}).items():
             if fields.get(field) is not None:
                 self._gauges[gauge][()] = fields[field]
-        if action := getattr(self, f"_on_{event['event']}", None):
-            action(event)
 
     def _on_start(self, event: Event) -> None:
         self._tokens, self._flops = event["tokens"], event["flops_per_token"]

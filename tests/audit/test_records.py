@@ -46,7 +46,11 @@ def torn(name):
 
 
 def a_folder(name):
-    return lambda run: (run / name).unlink() or (run / name).mkdir()
+    def forge(run):
+        (run / name).unlink()
+        (run / name).mkdir()
+
+    return forge
 
 
 FIRST, SAVES = slice(1), slice(1, None)  # the last save of a life is followed by its stop

@@ -40,6 +40,16 @@ def shown(metrics: m.Metrics) -> dict[str, float]:
     return found
 
 
+def test_a_scrape_has_no_step_that_its_counter_lacks():
+    """Whatever is recorded between two of its families."""
+    metrics, found = m.Metrics(CONFIG, two_ranks()), {}
+    metrics(START)
+    for step, family in enumerate(metrics.registry.collect(), 8):
+        found |= {it.name: it.value for it in family.samples}
+        metrics(STEP | {"line": LINE | {"step": step}})
+    assert found["gptddp_step"] - START["step"] <= found["gptddp_steps_total"]
+
+
 @pytest.mark.parametrize(
     ("events", "found"),
     [

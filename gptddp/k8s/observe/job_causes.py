@@ -119,7 +119,8 @@ def left_out(facts: Facts) -> Iterator[Cause]:
         if at and (count := rank_0_log.ranks(line)):
             fewer = [*fewer, (at.timestamp(), count)] if count < wanted else []
     fewer = [it for it in fewer if it[0] > since]
-    if fewer[1:] and (fewer[-1][0] - fewer[0][0] > JOIN_S or len(fewer) > rank_0_log.TAIL // 2):
+    lines = len(fewer)
+    if lines > 1 and (fewer[-1][0] - fewer[0][0] > JOIN_S or lines > rank_0_log.TAIL // 2):
         text = (
             f"{len(ready)} pods are ready, and each step is done by {fewer[-1][1]} of {wanted} "
             "ranks: a pod that is left out is stopped, does not reach the others, or has another "
