@@ -38,7 +38,6 @@ def train(life: Life) -> None:
     audit.py calls it with a Replay, which compares instead of recording.
     """
     c, world = life.config, life.world
-    # a lost peer, a hang, a takeover leave the state in memory; other errors leave the checkpoint
     with life.guard():
         # -- the model, from the same seed on every rank, and its state -------------------------
         use(c, world.device)  # precision of products, threads

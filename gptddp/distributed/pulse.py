@@ -3,7 +3,7 @@
 Where a rank is alone, or all ranks hang outside of a collective, nobody waits for them. So a rank
 beats whenever it has come further, and says how long that may take the next time. Two listen:
 
-- a thread of the process (`Listening`), which can still leave the state as a snapshot;
+- a thread of the process (`Listening`), which can still say where it hangs;
 - the launcher (`launch/hung.py`), from outside, for what stops every thread: a call that holds
   the GIL, SIGSTOP.
 
@@ -30,7 +30,7 @@ from gptddp.distributed.environment import is_launched, ranks, verdict
 # Its peers name a silent peer, as they know more; so this waits longer than a collective does.
 MARGIN_S = 60.0
 POLL_S = 0.5
-LAST_WORDS_S = 60.0  # for a snapshot of any size; a device that hangs never gives it
+LAST_WORDS_S = 10.0  # to count the hang; a volume that hangs may never let it
 HUNG = 1  # exit code: torchrun starts the ranks again
 
 _LAYOUT = struct.Struct("5d")

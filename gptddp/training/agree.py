@@ -21,8 +21,7 @@ class Agreed:
     fp: int  # fingerprint of its rows, 64 bits
     bad: bool  # some rank has a row group that it cannot read: the step is not done
     stop: bool  # some rank was asked to stop: the step is not done
-    save: bool  # a state is saved after this step: by rank 0, or for a late save
-    late: bool  # a late save is in progress: meanwhile rank 0 saves nothing
+    save: bool  # rank 0 saves the state after this step
     logged: int  # up to this step the log is durable, as far as rank 0's life has written it
     train_s: float  # seconds of training before the step, on rank 0, in whole microseconds
     cursors: np.ndarray  # (lanes, 3) int64: where every lane stands after the step
@@ -33,7 +32,6 @@ def agree(
     stop: bool,
     train_s: float,
     save: bool,
-    late: bool,
     logged: int,
     spent: RankSeconds,
     world: World,
@@ -45,7 +43,7 @@ def agree(
     The fingerprint travels as two halves, because a sum of int64 may not overflow. The seconds
     travel as whole microseconds: so all ranks make the same float of them, and the same rate.
     """
-    flags = (batch.bad >= 0, stop, save, late)
+    flags = (batch.bad >= 0, stop, save)
     head = [batch.targets, batch.fp & _LOW, batch.fp >> 32, *map(int, flags)]
     head += [logged, round(min(train_s, _MOST_S) * 1e6)] if world.rank == 0 else [0, 0]
     rows = spent.mine()
@@ -53,15 +51,14 @@ def agree(
     total = world.all_reduce(torch.from_numpy(mine)).numpy()
     end = len(mine) - rows.size
     spent.take(total[end:].reshape(rows.shape))
-    targets, low, high, bad, stops, saves, late_saves, logged, micro_s = map(int, total[:9])
+    targets, low, high, bad, stops, saves, logged, micro_s = map(int, total[:8])
     return Agreed(
         targets=targets,
         fp=(low + (high << 32)) % 2**64,
         bad=bad > 0,
         stop=stops > 0,
         save=saves > 0,
-        late=late_saves > 0,
         logged=logged,
         train_s=micro_s / 1e6,
-        cursors=total[9:end].reshape(batch.cursors.shape),
+        cursors=total[8:end].reshape(batch.cursors.shape),
     )

@@ -1,4 +1,4 @@
-"""The end of a life by an error: where it is a lost peer, a hang or a takeover, the state stays."""
+"""The end of a life by an error."""
 
 import time
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gptddp.distributed import connect, environment, peers, pulse, storage
+from gptddp.distributed import environment, peers, storage
 from gptddp.distributed.connect import World
 from gptddp.distributed.report import report
-from gptddp.errors import Diverged, GptddpError, Hung, LostPeer, NonFiniteError, Superseded
+from gptddp.errors import Diverged, GptddpError, Hung, LostPeer, NonFiniteError
 from gptddp.run import crash_loop
+from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.training.end import SCRAPE_S, wait_for_scrape
-from gptddp.training.live_state import LiveState
 from gptddp.training.recorder import Recorder
 from gptddp.training.stalls import Stalls
 from gptddp.training.stop import StopFlag
@@ -23,48 +23,42 @@ from gptddp.training.stop import StopFlag
 class Guard:
     """Around all that a life does; `hung` is for a thread of its own, where the main one hangs."""
 
-    live: LiveState
+    origin: Origin
     progress: Progress
     recorder: Recorder | None
     world: World
     stop: StopFlag
     stalls: Stalls
-    restored: bool = False  # before it is, there is no state to leave
+    restored: bool = False  # before it is, no hang is counted
     since: float = 0.0  # monotonic: the end of the last step
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """A lost peer leaves the live state in memory (LostPeer), and so does another job that has
-        taken over the run: it may end before it has saved anything. Ranks that differ leave nothing
-        (Diverged). An error of the trainer's own is counted (CrashLoopError the third time).
+        """A lost peer ends it (LostPeer), and so do ranks that differ (Diverged). An error of the
+        trainer's own is counted (CrashLoopError the third time).
         """
         self.since = time.monotonic()
         try:
             yield
-        except Superseded as error:
-            self.live.leave_snapshot(str(error))
-            raise
         except NonFiniteError:  # all ranks, in the same step
             self.stalls.over = True
             if self.recorder:
                 self._record_end(
                     f"loss or gradient not finite {self.progress.skipped} times in a row"
                 )
-            if self.live.origin.config.metrics_port:
+            if self.origin.config.metrics_port:
                 with suppress(RuntimeError):  # a rank that is lost now changes nothing
                     wait_for_scrape(self.recorder, self.world, self.stop)  # all ranks
             raise
         except GptddpError:
             raise
         except Exception as error:
-            pulse.allow(connect.FIRST_TIMEOUT_S)  # what follows may be long: a snapshot of any size
-            if peers.is_lost_peer(error):  # no step is half done: its collectives come before it
-                blame, closed = peers.blame(error, self.world, time.monotonic() - self.since)
-                cause = f"after step {self.progress.step}: {blame}"
-                self.live.leave_snapshot(cause, closed)
-                raise LostPeer(cause) from error
+            if peers.is_lost_peer(error):
+                blame, _ = peers.blame(error, self.world, time.monotonic() - self.since)
+                if self.recorder:
+                    self._record_end(blame)
+                raise LostPeer(f"after step {self.progress.step}: {blame}") from error
             if isinstance(error, Diverged):
-                self.live.remove_snapshot()
                 if self.recorder:
                     about = {"ranks": error.ranks, "names": error.names}
                     self.recorder.events.emit("diverged", step=self.progress.step, **about)
@@ -82,14 +76,14 @@ class Guard:
     def _record_end(self, cause: str) -> None:
         """Rank 0 only: say how this life has ended; nobody else could."""
         assert self.recorder
-        spent = self.live.spent
+        spent = self.recorder.spent
         about = {"phases": spent.by_phase(), "since_s": round(spent.since_s, 3), "survived": True}
         step, at = self.progress.step, time.time()
         self.recorder.events.emit("end", step=step, cause=cause, at=at, **about)
 
     def _count(self, error: Exception) -> GptddpError | None:
         """What ends the job, where too many lives have failed alike."""
-        origin = self.live.origin
+        origin = self.origin
         if not origin.generation:  # an audit's: no life of the run has failed
             return None
         about = {"generation": origin.generation, "rank": self.world.rank}
@@ -104,10 +98,7 @@ class Guard:
         """
         reads = storage.waited_for()
         hung = Hung(f"it {where}, waiting for {reads}" if reads else f"it {where}")
-        if not self.restored:
-            return hung.exit_code
-        self.live.leave_snapshot(f"rank {self.world.rank} ({environment.pod()}): {hung}")
-        if reads or not (final := self._count(hung)):
+        if not self.restored or reads or not (final := self._count(hung)):
             return hung.exit_code
         report(final)
         return final.exit_code

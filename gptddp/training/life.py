@@ -1,7 +1,7 @@
 """One life of a run, around the loop of `train`: what stands between the lines of its model step.
 
-A life begins from the newest state, and hands its own on to the next: by the storage at its end and
-now and then before, by memory when a peer is lost (guard.py).
+A life begins from the newest state on the storage, and saves its own there, now and then and at its
+end.
 """
 
 import math
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from gptddp.budget import BUDGETS, used_up
-from gptddp.checkpoint import snapshot
 from gptddp.checkpoint.load import copy_into
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.data.dataset import Dataset
@@ -37,7 +36,6 @@ from gptddp.training.clock import PhaseClock, RankSeconds
 from gptddp.training.end import save_last, wait_for_scrape
 from gptddp.training.go_back import way_back
 from gptddp.training.guard import Guard
-from gptddp.training.late_save import LateSave
 from gptddp.training.live_state import LiveState
 from gptddp.training.recorder import Recorder
 from gptddp.training.rows import Rows
@@ -71,11 +69,7 @@ class Life:
         self.progress = Progress.from_meta(state.meta)
         self.spent = RankSeconds(clock, world, world.device)
         self.recorder = Recorder(origin, dataset, lease, world, self.spent) if lease else None
-        memory, run_dir = world.memory, origin.config.run_dir
-        path = snapshot.path_of(memory, run_dir) if memory else None
-        self.live = LiveState(path, origin, self.spent)
-        self.live.identity = {"life": world.life, "pods": world.pods}
-        self.late = LateSave(self.live)
+        self.live = LiveState(origin)
         # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
         self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
         self.line: dict[str, Any] = {}  # of the log, of the last finished step
@@ -88,9 +82,7 @@ class Life:
         self._began_step = 0.0  # monotonic
         self._parts, self._beats = 0, 0  # micro-batches of the step; of the pulse, at its beginning
         self.stalls = Stalls(world, clock, self.recorder.stalled if self.recorder else None)
-        self._guard = Guard(self.live, self.progress, self.recorder, world, stop, self.stalls)
-        stop.holds = origin.source == "memory"
-        stop.last_words = lambda: self.live.leave_snapshot(stop.cause)
+        self._guard = Guard(origin, self.progress, self.recorder, world, stop, self.stalls)
         stop.unfinished = self._unfinished
         stop.hung, stop.silent = self._guard.hung, self.stalls.silent
         if self.recorder:
@@ -125,28 +117,26 @@ class Life:
         Diverged where ranks differ.
         """
         self.clock.enter("restore")
-        state, self._state = self._state, None  # a mapped snapshot would leave no room for the next
+        state, self._state = self._state, None
         assert state is not None
         if saved := state.tensors:  # one rank only
             # weights alone begin a run: the optimizer is as it is made
             copy_into(tensors if self.step else {n: tensors[n] for n in saved}, saved)
         if self.step or self.config.init_sha256:
-            self.world.broadcast(tensors.values(), self.origin.holder)  # all ranks
+            self.world.broadcast(tensors.values(), 0)  # all ranks
         fp = check_replicas(tensors, self.step, self.world)  # all ranks
         self.progress.confirm(fp, self.origin.source)
         self._net, self._tensors, self._guard.restored = net, tensors, True
-        lines = {it["step"]: it for it in state.lines if it["step"] <= self.step}
-        self.live.take_over(lines, state.events)  # rank 0 may be lost before it has them on disk
-        self.live.mark_whole(tensors, self.progress)
+        self.live.is_whole = True
         machines = sorted(set(map(str, self.world.gather(machine(self.world.device)))))  # all ranks
         if self.recorder:
-            self.recorder.begin(tensors, net.n_params(), self.progress, state, machines)
+            self.recorder.begin(tensors, net.n_params(), self.progress, machines)
         pending = self.recorder.ledger.pending if self.recorder else None
         begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
         self.live.begun(begun, pending)
         chain = f"{self.progress.chain_fp:016x}"  # the log may be another run's
-        known = filter(None, (self.origin.line, lines.get(self.step)))
-        self.line = next((it for it in known if it.get("chain_fp") == chain), {})
+        known = self.origin.line or {}
+        self.line = known if known.get("chain_fp") == chain else {}
         self.stop.holds = True
         if verdict := environment.verdict():
             crash_loop.forget(verdict.parent)
@@ -177,20 +167,14 @@ class Life:
 
     def agree(self, batch: Batch) -> Agreed:
         """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
-        self.late.look()
         self._save_due = self.recorder is not None and self.recorder.saves.is_due
-        save, late = self._save_due or self.late.wants_state, self.late.in_progress
         logged = self.recorder.log.durable_step if self.recorder else 0
         stop, now = self.stop.asked, self.progress
-        agreed = agree(batch, stop, now.train_s, save, late, logged, self.spent, self.world)
+        agreed = agree(batch, stop, now.train_s, self._save_due, logged, self.spent, self.world)
         self.live.forget(agreed.logged)
         now.train_s = agreed.train_s  # whichever rank's state is gone on from, it has what decided
         budget = used_up(self.config, now.step, now.tokens, now.train_s)
         self.cause = "stopped" if agreed.stop else budget
-        if not self.cause:  # else rank 0 saves this state, and has the volume to itself
-            self.late.hand_over(agreed.logged)
-        if self.recorder:
-            self.recorder.saves.delegate(agreed.late)
         return agreed
 
     def quarantine(self, batch: Batch) -> None:
@@ -216,7 +200,7 @@ class Life:
         """
         self.spent.waited(wait_s)
         finite = all(map(math.isfinite, numbers.values()))
-        self.live.mark_changing()
+        self.live.is_whole = False
         yield finite
         self._guard.since = time.monotonic()
         step_s = self._guard.since - self._began_step
@@ -227,7 +211,7 @@ class Life:
         skipped = {} if finite else {"loss": None, "grad_norm": None}
         self.line = self._make_line(batch, agreed, step_s, {**numbers, **skipped})
         self.live.keep(self.line)
-        self.live.mark_whole(self._tensors, self.progress)
+        self.live.is_whole = True
 
     def _make_line(
         self, batch: Batch, agreed: Agreed, step_s: float, numbers: Mapping[str, float | None]
@@ -321,26 +305,21 @@ class Life:
         self.line["state_fp"] = f"{fp:016x}"
 
     def save(self) -> None:
-        """Begin to write a checkpoint, here or in a launcher; the loop waits for a copy only."""
+        """Begin to write a checkpoint; the loop waits for a copy only."""
         self.clock.enter("checkpoint")
-        self.late.copy(self.step)
-        if self.recorder and self._save_due:
+        if self.recorder:
             known = self.recorder.of_step(self.progress)
             self.recorder.saves.save(self._tensors, self.progress, known)
-        elif self.recorder:  # a launcher saves it, when the log is on the disk up to this step
-            self.recorder.log.sync_soon()
-            self.recorder.saves.look_in_ledger()
 
     def end(self) -> None:
         """All ranks wait for the last state to be on disk. Raises Stopped for a stop, OSError."""
         self.check_replicas()  # all ranks
         self.stalls.over = True
         self.spent.take(self.world.all_reduce(torch.from_numpy(self.spent.mine())).numpy())
-        state = self.live, self.world, lambda: self.stop.asked, self._tensors, self.progress
+        state = self.world, lambda: self.stop.asked, self._tensors, self.progress
         saved = save_last(self.recorder, *state, self.cause)
         if saved and self.config.metrics_port and self.cause != "stopped":
             wait_for_scrape(self.recorder, self.world, self.stop, finished=True)  # all ranks
         self.world.leave_together()  # all ranks
         if self.cause == "stopped" or not saved:
             raise Stopped(f"{self.stop.cause} after step {self.step}")
-        self.live.remove_snapshot()

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from gptddp import __version__
 from gptddp.checkpoint import run_state
-from gptddp.checkpoint.saved_state import SavedState
 from gptddp.data import inventory, lanes
 from gptddp.data.dataset import Dataset
-from gptddp.distributed import environment, known_lives
+from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import ConfigError
@@ -100,12 +99,13 @@ class Recorder:
         tensors: Mapping[str, Tensor],
         params: int,
         progress: Progress,
-        state: SavedState,
         machines: Sequence[str],
+        lines: Sequence[Mapping[str, Any]] = (),
+        events: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Record how this life begins, before its first step, and how the one before has ended.
 
-        What memory has kept of log and ledger (`state`) is added to them where it is missing.
+        What memory has kept of log and ledger (`lines`, `events`) is added where it is missing.
         """
         origin = self.origin
         run = self.config.run_dir
@@ -114,14 +114,14 @@ class Recorder:
         self._params, self._flops = params, results.flops_per_token(self.config, tensors)
         self._before = progress.tokens, progress.train_s
         self._run_began = recorded.began_time or self.clock.began
-        for event in patiently(lambda: recover(run, self.ledger, state.events)):
+        for event in patiently(lambda: recover(run, self.ledger, events)):
             with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
                 recorded.add(event)
-        self._end_of_last(recorded, state)
+        self._end_of_last(recorded)
         changes.record(recorded, self.config, origin.step, self.events)
         self._start(progress, machines)
         self.saves.begin(tensors, recorded)
-        patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
+        patiently(lambda: complete(run, self.log, lines, origin.step))  # behind the start
         if step := origin.step:  # earlier lives say what is usual
             for line in patiently(lambda: [*history(run, step - WINDOW, step)]):
                 with suppress(LookupError, TypeError):  # a foreign line
@@ -129,7 +129,7 @@ class Recorder:
         if origin.source not in ("scratch", "memory"):
             read_s = self.clock.seconds["restore"]
             self.events.emit("loaded", step=origin.step, seconds=read_s)
-        if not self.ledger.settle(5.0):  # a late save of an older life looks for the start
+        if not self.ledger.settle(5.0):
             self._check_writable(is_new)
         self._ready = time.time()
 
@@ -186,29 +186,16 @@ class Recorder:
                 "; ".join(machines),
             )
 
-    def _end_of_last(self, recorded: Summary, state: SavedState) -> None:
+    def _end_of_last(self, recorded: Summary) -> None:
         """Record the end of a life that could not do so itself."""
         run = Path(self.config.run_dir)
-        lines = [*filter(None, [patiently(lambda: newest_line(run))]), *state.lines]
-        # by time: a life that does steps again has not come as far as the one before it
-        newest = max(lines, key=lambda line: line["time"], default=None)
-        fault = self._with_name(state.fault)
-        last = self._last = patiently(lambda: last_life(recorded, newest, fault, run))
+        newest = patiently(lambda: newest_line(run))
+        last = self._last = patiently(lambda: last_life(recorded, newest, run))
         if last and last.cause:
-            at = last.failed_time or last.step_time
             cause = crash_loop.first(run, last.generation) or last.cause
-            about = {"generation": last.generation, "step": last.step, "cause": cause, "at": at}
+            about = {"generation": last.generation, "step": last.step, "cause": cause}
+            about["at"] = last.step_time
             self.events.emit("end", **about, **last.spent)
-
-    def _with_name(self, fault: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Its cause with the rank that was lost, where a survivor knew of a connection only."""
-        with suppress(LookupError, TypeError, ValueError):  # a snapshot may have anything
-            if not fault or not (closed := fault["closed"]):
-                return fault
-            if who := known_lives.lost(fault["life"], fault["pods"], self.world.came):
-                after = str(fault["cause"]).partition(": ")[0]  # after step N
-                return {**fault, "cause": f"{after}: lost: {who}; noticed in {closed}"}
-        return fault
 
     # -- a step ------------------------------------------------------------------------------------
 
