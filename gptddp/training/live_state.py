@@ -22,6 +22,7 @@ class LiveState:
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
         self.is_whole = False  # that of the last finished step, on this rank as on all others?
+        self.is_changing = False  # half of a step is done: then there is nothing to go on from
         self.lines: dict[int, Line] = {}  # by step, in order: not known to be on the disk
         self.events: Sequence[Mapping[str, Any]] = []  # of the ledger, likewise
         self._events_step = 0  # after which the last of them was recorded
@@ -63,6 +64,10 @@ class LiveState:
                     first,
                 )
             self._overflowed = True
+
+    def kept(self) -> tuple[list[Line], list[Mapping[str, Any]]]:
+        """Lines and events, for a rank that comes."""
+        return [*self.lines.values()], [*(self._pending() if self._pending else self.events)]
 
     def forget(self, step: int) -> None:
         """The log is on the disk up to this step, and with it the events before it."""

@@ -7,14 +7,14 @@ whatever the lost one still writes is told from what this one does.
 
 import copy
 import threading
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptddp.checkpoint import run_state, store
 from gptddp.distributed.members import LeaseAsked
-from gptddp.errors import Finished, GptddpError
+from gptddp.errors import Finished
 from gptddp.files import patiently
 from gptddp.run.history import highest_generation
 from gptddp.run.lease import Claim, Lease
@@ -106,20 +106,20 @@ class Proof:
     """
 
     def __init__(self, asked: LeaseAsked, life: "Life") -> None:
-        self.asked = asked
-        world, held = life.world, life.recorder and life.recorder.lease
-        self.lease: Lease | None = None
-        if held and asked.how == "tie":
-            held.check()
-            self.lease = held
-            return
-        if held:
-            held.close()
-        run = Path(life.config.run_dir)
+        """Raises Superseded where another has taken it."""
+        self.asked, self._lease = asked, None
+        if life.recorder and asked.how == "tie":
+            life.recorder.lease.check()
+            self._lease: Lease | None = life.recorder.lease
+        elif life.recorder:
+            life.recorder.close()
+            life.recorder = None
+        run, world = Path(life.config.run_dir), life.world
         self._claim = Claim(run, world.job, world.life, known=True, patient=True)
 
-    def is_held(self, seconds: float) -> bool:
-        """Has this process the lease now? Waits for so long at most."""
-        if self.lease is None:
-            self.lease = self._claim.poll(seconds)
-        return self.lease is not None
+    def held(self, seconds: float) -> Lease | None:
+        """The lease, where this process has it now; waits for so long at most."""
+        if self._lease is None:
+            with suppress(OSError):  # of a volume that may be back soon
+                self._lease = self._claim.poll(seconds)
+        return self._lease

@@ -11,23 +11,27 @@ Without a launcher of ours there is one world, and a lost peer ends the life.
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from gptddp.distributed import pulse
 from gptddp.distributed.connect import FIRST_TIMEOUT_S
 from gptddp.distributed.group import is_lost_peer
 from gptddp.distributed.members import LeaseAsked, Out, View
 from gptddp.distributed.replicas import state_fp
-from gptddp.errors import BadMessage, ConfigError, Diverged, LifeLost, LostPeer, Stopped
+from gptddp.errors import BadMessage, ConfigError, Diverged, LifeLost, LostPeer, Stopped, visible
 from gptddp.model.sums import Sums
+from gptddp.run.lease import Lease
 from gptddp.run.progress import Progress
 from gptddp.training.takeover import Proof, Takeover
 
 if TYPE_CHECKING:
     from gptddp.training.life import Life
 
+TOLD = "told to stop"
 _POLL_S = 0.25
 _ALL_S = 1.0  # after a rank is told to stop: for the others to be told too, as where a job ends
 ALONE_S = 3.0  # between two saves while one pod alone has the state
@@ -52,6 +56,8 @@ class Worlds:
         self._noticed: float | None = None  # monotonic: that the world is over
         self._told_since: float | None = None  # monotonic: this rank is to stop
         self._proof: Proof | None = None
+        self._lease: Lease | None = None  # taken as the proof for a view
+        self._pods: list[str] = list(self._world.pods)  # of `_ids`
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -80,7 +86,7 @@ class Worlds:
                 self._form()
                 self._meet()
             self._go_on()
-            self._wait_for_more()
+            self._wait()
         except Exception as error:
             if not self._is_survived(error):
                 raise
@@ -114,7 +120,8 @@ class Worlds:
             elif isinstance(found, LeaseAsked):
                 if self._proof is None or self._proof.asked != found:
                     self._proof = Proof(found, self._life)
-                if self._proof.is_held(_POLL_S):
+                if lease := self._proof.held(_POLL_S):
+                    self._lease = lease
                     members.answer(found, True)
 
     def _come_back(self) -> None:
@@ -140,10 +147,11 @@ class Worlds:
         life, world = self._life, self._world
         step = life.step if life.live.is_whole else -1
         fp = state_fp(life.tensors) if step >= 0 else 0
-        rows = world.gather([step, fp, self._sums.layout(), life.generation])
-        if [[type(it) for it in row] for row in rows] != [[int] * 4] * len(rows):
+        books = life.recorder is not None or self.takeover is not None
+        rows = world.gather([step, fp, self._sums.layout(), life.generation, int(books)])
+        if [[type(it) for it in row] for row in rows] != [[int] * 5] * len(rows):
             raise BadMessage("a rank", f"{rows!r:.80} for the state that it has")
-        steps, fps, layouts, generations = zip(*rows, strict=True)
+        steps, fps, layouts, generations, have_books = zip(*rows, strict=True)
         newest = max(steps)
         if newest < 0:
             raise LifeLost("no rank is left that has the state")
@@ -157,7 +165,7 @@ class Worlds:
         life.generation = max(generations)
         if len(have) < world.world_size:
             self._hand_over(have[0], step == newest, fps[have[0]])
-        self._tell(have[0])
+        self._tell(have[0], is_new=not have_books[0])
 
     def _hand_over(self, giver: int, has_it: bool, fp: int) -> None:
         """All ranks: the state of the rank `giver`, and what goes with it."""
@@ -180,7 +188,7 @@ class Worlds:
             raise Diverged({giver: fp, world.rank: mine}, life.step, world.names)
         life.live.mark_whole()
 
-    def _tell(self, giver: int) -> None:
+    def _tell(self, giver: int, is_new: bool) -> None:
         """All ranks: what has become of the world, for the books; rank 0 may be new to them."""
         life, world, view = self._life, self._world, self._world.view
         assert view and self._noticed is not None
@@ -214,27 +222,24 @@ class Worlds:
         if not isinstance(event, dict) or not isinstance(event.get("lost"), list):
             raise BadMessage(world.names[giver], f"{event!r:.80} for what has become of the world")
         self.save_soon |= any(it["how"].startswith(TOLD) for it in event["lost"])
-        if any(it["rank"] == 0 for it in event["lost"]) or self.takeover:
+        if is_new:
             self._take_over(event, view)
-        else:
-            life.live.keep_event(event, life.step)
-            if life.recorder:
-                life.recorder.moved(event)
-
-    def _take_over(self, event: dict[str, Any], view: View) -> None:
-        """All ranks keep how rank 0 has ended, as nobody else could say so; the first takes over."""
-        life = self._life
-        if any(it["rank"] == 0 for it in event["lost"]):
-            end = {it: event[it] for it in ("time", "generation", "step", "at", "phases", "since_s")}
-            cause = f"after step {event['step']}: {lost(event)}"
-            life.live.keep_event({"event": "end", **end, "cause": cause, "survived": True}, life.step)
-            if life.recorder:  # it was evicted, and is in this world as another member
-                raise LifeLost("another rank 0 has this process's books")
-        if self._world.rank == 0 and self.takeover is None:
-            lease = self._proof and self._proof.lease
-            self.takeover = Takeover(life, event, lease, follows=view.by != "lease")
+            return
+        life.live.keep_event(event, life.step)
+        if life.recorder:
+            life.recorder.moved(event)
         elif self.takeover:
             self.takeover.events.append(event)
+
+    def _take_over(self, event: dict[str, Any], view: View) -> None:
+        """All ranks keep how the rank 0 before has ended; the present one takes the books over."""
+        life = self._life
+        end = {it: event[it] for it in ("time", "generation", "step", "at", "phases", "since_s")}
+        cause = f"after step {event['step']}: {lost(event)}"
+        life.live.keep_event({"event": "end", **end, "cause": cause, "survived": True}, life.step)
+        if self._world.rank == 0:
+            lease, self._lease = self._lease, None
+            self.takeover = Takeover(life, event, lease, follows=view.by != "lease")
 
     # -- in a world --------------------------------------------------------------------------------
 
@@ -260,7 +265,7 @@ class Worlds:
         members = self._world.members
         return members is not None and self._world.nodes == 1 < members.most
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         """All ranks: save the state, and wait until the world is over as others come."""
         life = self._life
         saved = -1
@@ -292,7 +297,7 @@ class Worlds:
         Raises Stopped on ranks that stop while others go on.
         """
         life, world = self._life, self._world
-        if late and (world.is_static or asked == world.world_size) or asked == world.world_size:
+        if asked == world.world_size or (asked and world.is_static):
             life.cause = "stopped"
         elif late and mine:
             assert world.members
@@ -322,7 +327,9 @@ class Worlds:
 
 
 def lost(event: Mapping[str, Any]) -> str:
-    """Which ranks are lost, with their pods and how."""
-    return "; ".join(
-        f"{_name(it)} is lost: {visible(it['how'])}" for it in event["lost"]
-    )
+    """Which ranks are lost, with their pods, and how."""
+    return "; ".join(f"{_name(it)}: {visible(it['how'])}" for it in event["lost"])
+
+
+def _name(it: Mapping[str, Any]) -> str:
+    return f"rank {it['rank']} ({it['pod']})" if it["pod"] else f"rank {it['rank']}"
