@@ -25,6 +25,7 @@ from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import use
 from gptddp.distributed.process import run
 from gptddp.model import gpt, optim
+from gptddp.model.buckets import settle
 from gptddp.model.micro_batches import autocast, of_step
 from gptddp.model.sums import Sums
 from gptddp.model.sums import build as sums_of
@@ -46,7 +47,7 @@ def train(life: Life) -> None:
         optimizer = optim.build(net, c, world)
         ddp = DDP(net, gradient_as_bucket_view=True)  # all ranks
         sums = sums_of(ddp, c, world)
-        warm_up(ddp, c, world)  # all ranks
+        settle(ddp, sums, c, world)  # all ranks
         life.restore(net, optim.state_tensors(net, optimizer) | sums.tensors())  # all ranks
 
         # -- the loop ---------------------------------------------------------------------------
@@ -81,20 +82,6 @@ def train(life: Life) -> None:
         # that time is up is known only in `agree`, after the last step
         life.complete_line()  # all ranks
         life.end()  # all ranks: they wait for the last state to be on disk, ten minutes at most
-
-
-def warm_up(ddp: DDP, c: Config, world: World) -> None:
-    """All ranks: one backward pass whose gradients are thrown away, before the state is loaded.
-
-    DDP rebuilds its buckets after the first backward pass of a process. Without this one, the first
-    real step of a life would add in another order than the same step of an undisturbed run, and the
-    losses of three ranks or more would differ in the last bits.
-    """
-    tokens = torch.zeros(1, c.seq_len, dtype=torch.long, device=world.device)
-    with autocast(c, world.device):
-        loss = ddp(tokens, tokens, tokens if c.mask == "document" else None)
-    loss.backward()  # all ranks
-    ddp.zero_grad(set_to_none=False)
 
 
 def forward_backward(
