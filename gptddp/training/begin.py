@@ -10,9 +10,11 @@ from typing import Any
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config
 from gptddp.data.dataset import Dataset
+from gptddp.distributed import environment, pulse
 from gptddp.distributed.connect import World
+from gptddp.distributed.members import View
 from gptddp.distributed.waiting import Tell
-from gptddp.errors import BadMessage, ConfigError
+from gptddp.errors import BadMessage, ConfigError, LifeLost
 from gptddp.files import MISPLACED, exists, explain, make_folder, may_pass, patiently
 from gptddp.flags import of_run
 from gptddp.run.directory import LEDGER
@@ -25,6 +27,44 @@ from gptddp.training.opening import open_run
 log = logging.getLogger(__name__)
 
 _TELL_S = 1.0  # between two words to the other ranks, who wait too
+
+
+def first_world(world: World) -> bool:
+    """Wait for the world that the life begins in; False where one goes on, and this is to join it.
+
+    Raises Broken where a rank is lost meanwhile.
+    """
+    if (members := world.members) is None:
+        return True
+    members.status("fresh")
+    while not isinstance(view := members.next_view(0, _TELL_S), View):
+        pulse.beat()
+        if members.is_going:
+            return False
+    world.form(view)
+    return True
+
+
+def joined(config: Config, dataset: Dataset, world: World) -> Origin:
+    """What the life has begun with that this worker comes into, as its ranks say.
+
+    Raises ConfigError and DataError where this worker was given other flags or data.
+    """
+    members = world.members
+    assert members
+    while not (told := members.wait_for(lambda: members.posts("origin"), _TELL_S)):
+        pulse.beat()
+        if not members.is_going:
+            raise LifeLost("there is no world any more to come into")
+    about = next(iter(told.values()))
+    if not isinstance(about, dict) or not isinstance(life := about.get("life"), str):
+        raise BadMessage("a rank", f"{about!r:.80} for its life")
+    world.life = life
+    origin = Origin.from_json(about.get("origin"))
+    names = ["the ranks that go on", f"this worker ({environment.pod()})"]
+    check_same_data([about.get("data"), identity(dataset)], names)
+    check_given([of_run(config)], origin.config, names[1:])
+    return origin
 
 
 def newest_state(
@@ -45,9 +85,9 @@ def newest_state(
         lease = take_run(config, world, tell)
         clock.enter("restore")
         with _released_by_an_error(lease, config.run_dir):
-            check_same_data(data, world)
+            check_same_data(data, world.names)
             origin, loaded = open_run(config, dataset, world, lease.check, tell)
-            check_given(given, origin.config, world)
+            check_given(given, origin.config, world.names)
         clock.enter("init")
         return origin.to_json()
 

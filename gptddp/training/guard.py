@@ -3,91 +3,97 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gptddp.distributed import environment, peers, storage
-from gptddp.distributed.connect import World
+from gptddp.distributed import environment, storage
+from gptddp.distributed.lost import blame, is_lost_peer
 from gptddp.distributed.report import report
-from gptddp.errors import Diverged, GptddpError, Hung, LostPeer, NonFiniteError
+from gptddp.errors import (
+    Diverged,
+    GptddpError,
+    Hung,
+    LifeLost,
+    LostPeer,
+    NonFiniteError,
+    Superseded,
+)
 from gptddp.run import crash_loop
-from gptddp.run.origin import Origin
-from gptddp.run.progress import Progress
 from gptddp.training.end import SCRAPE_S, wait_for_scrape
-from gptddp.training.recorder import Recorder
-from gptddp.training.stalls import Stalls
-from gptddp.training.stop import StopFlag
+
+if TYPE_CHECKING:
+    from gptddp.training.life import Life
 
 
-@dataclass
 class Guard:
     """Around all that a life does; `hung` is for a thread of its own, where the main one hangs."""
 
-    origin: Origin
-    progress: Progress
-    recorder: Recorder | None
-    world: World
-    stop: StopFlag
-    stalls: Stalls
-    restored: bool = False  # before it is, no hang is counted
-    since: float = 0.0  # monotonic: the end of the last step
+    def __init__(self, life: "Life") -> None:
+        self._life = life
+        self.restored = False  # before it is, no hang is counted
+        self.since = 0.0  # monotonic: the end of the last step
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """A lost peer ends it (LostPeer), and so do ranks that differ (Diverged). An error of the
-        trainer's own is counted (CrashLoopError the third time).
+        """A lost peer ends it where no other world follows (LostPeer), and so do ranks that differ
+        (Diverged). An error of the trainer's own is counted (CrashLoopError the third time).
         """
+        life = self._life
         self.since = time.monotonic()
         try:
             yield
         except NonFiniteError:  # all ranks, in the same step
-            self.stalls.over = True
-            if self.recorder:
+            life.stalls.over = True
+            if life.recorder:
                 self._record_end(
-                    f"loss or gradient not finite {self.progress.skipped} times in a row"
+                    f"loss or gradient not finite {life.progress.skipped} times in a row"
                 )
-            if self.origin.config.metrics_port:
+            if life.config.metrics_port:
                 with suppress(RuntimeError):  # a rank that is lost now changes nothing
-                    wait_for_scrape(self.recorder, self.world, self.stop)  # all ranks
+                    wait_for_scrape(life.recorder, life.world, life.stop)  # all ranks
             raise
+        except Superseded as error:
+            if life.world.is_static:
+                raise
+            raise LifeLost(str(error)) from error  # as another member it comes back
         except GptddpError:
             raise
         except Exception as error:
-            if peers.is_lost_peer(error):
-                blame, _ = peers.blame(error, self.world, time.monotonic() - self.since)
-                if self.recorder:
-                    self._record_end(blame)
-                raise LostPeer(f"after step {self.progress.step}: {blame}") from error
+            if is_lost_peer(error):
+                cause = blame(error, life.world, time.monotonic() - self.since)
+                if life.recorder:
+                    self._record_end(cause)
+                raise LostPeer(f"after step {life.step}: {cause}") from error
             if isinstance(error, Diverged):
-                if self.recorder:
+                if life.recorder:
                     about = {"ranks": error.ranks, "names": error.names}
-                    self.recorder.events.emit("diverged", step=self.progress.step, **about)
+                    life.recorder.events.emit("diverged", step=life.step, **about)
             elif final := self._count(error):
-                if self.recorder:
-                    self.recorder.last_numbers()
-                    while self.recorder.awaits_scrape and not self.stop.asked:
+                if life.recorder:
+                    life.recorder.last_numbers()
+                    while life.recorder.awaits_scrape and not life.stop.asked:
                         time.sleep(SCRAPE_S)
                 raise final from error
             raise
         finally:
-            if self.recorder:
-                self.recorder.close()
+            if life.recorder:
+                life.recorder.close()
 
     def _record_end(self, cause: str) -> None:
         """Rank 0 only: say how this life has ended; nobody else could."""
-        assert self.recorder
-        spent = self.recorder.spent
+        life = self._life
+        assert life.recorder
+        spent = life.spent
         about = {"phases": spent.by_phase(), "since_s": round(spent.since_s, 3), "survived": True}
-        step, at = self.progress.step, time.time()
-        self.recorder.events.emit("end", step=step, cause=cause, at=at, **about)
+        life.recorder.events.emit("end", step=life.step, cause=cause, at=time.time(), **about)
 
     def _count(self, error: Exception) -> GptddpError | None:
         """What ends the job, where too many lives have failed alike."""
-        origin = self.origin
-        if not origin.generation:  # an audit's: no life of the run has failed
+        life = self._life
+        if not life.generation:  # an audit's: no life of the run has failed
             return None
-        about = {"generation": origin.generation, "rank": self.world.rank}
-        run, step = Path(origin.config.run_dir), self.progress.step + 1
+        about = {"generation": life.generation, "rank": life.world.rank}
+        run, step = Path(life.config.run_dir), life.step + 1
         return crash_loop.final(error, run, step=step, pod=environment.pod(), **about)
 
     def hung(self, where: str) -> int:

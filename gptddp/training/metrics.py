@@ -110,7 +110,7 @@ class Metrics(Collector):
         """`spent`: the clocks of all ranks; `peak`: FLOP/s of all devices, None if not known."""
         self.registry = registry = prom.CollectorRegistry()
         self.state: Callable[[], str] = lambda: "starting"  # of rank 0, now
-        self._config, self._spent, self._peak = config, spent, peak
+        self._config, self._spent, self.peak = config, spent, peak
         self._tokens = self._flops = 0  # of the run, as of the last step; of a token
         prom.disable_created_metrics()  # type: ignore[no-untyped-call]
         registry.register(self)  # first: no scrape has a gauge that is ahead of a counter
@@ -159,7 +159,7 @@ class Metrics(Collector):
         states = {state: state == now for state in _STATES}
         yield StateSetMetricFamily("gptddp_state", "What rank 0 does now.", states)
         for kind, name, text, *labels in _FAMILIES:
-            if kind is _Gauge and (self._peak or name != "mfu_ratio"):
+            if kind is _Gauge and (self.peak or name != "mfu_ratio"):
                 gauge = GaugeMetricFamily(
                     f"gptddp_{name}", text, labels=labels[0] if labels else ()
                 )
@@ -196,8 +196,8 @@ class Metrics(Collector):
         self._expect(line["step"], line["tokens"], event["train_s"])
         made["step_duration_seconds"].observe(event["step_s"])
         made["data_wait_duration_seconds"].observe(line["data_wait_s"])
-        if self._peak:
-            self._set(mfu_ratio=self._flops * line["tok_s"] / self._peak)
+        if self.peak:
+            self._set(mfu_ratio=self._flops * line["tok_s"] / self.peak)
         if line["loss"] is None:
             made["nonfinite_steps"].inc()
         else:

@@ -53,6 +53,7 @@ class Recorder:
         self._dataset = dataset
         self._copies: threading.Thread | None = None  # after the first step
         self.origin, self.lease, self.world = origin, lease, world
+        self.generation = origin.generation
         self.spent, self.clock = spent, spent.clock
         run = Path(c.run_dir)
         self.ledger = Ledger(run)
@@ -77,8 +78,7 @@ class Recorder:
         self._line: Mapping[str, Any] = origin.line or {}  # of the last step
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
-        slots = (lanes.owned(rank, world.world_size, c.lanes) for rank in range(world.world_size))
-        self._stragglers = Stragglers(world.names, [len(it) for it in slots])
+        self._stragglers = self._of_world()
         self.spikes = Spikes()
         self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
@@ -87,6 +87,11 @@ class Recorder:
         if c.metrics_port:
             loopback = world.address if world.address.startswith("127.") else ""
             self._scrapes = Scrapes(self.metrics.registry, c.metrics_port, loopback)
+
+    def _of_world(self) -> Stragglers:
+        ranks, n = self.world.world_size, self.config.lanes
+        slots = [len(lanes.owned(rank, ranks, n)) for rank in range(ranks)]
+        return Stragglers(self.world.names, slots)
 
     def _to_ledger(self, event: Mapping[str, Any]) -> None:
         """A sink: what a later life, a report or an audit goes by; and the sum of it."""
@@ -131,6 +136,8 @@ class Recorder:
             self.events.emit("loaded", step=origin.step, seconds=read_s)
         if not self.ledger.settle(5.0):
             self._check_writable(is_new)
+        if origin.source == "memory":  # the steps have gone on
+            self._last = None
         self._ready = time.time()
 
     def _check_writable(self, is_new: bool) -> None:
@@ -150,7 +157,7 @@ class Recorder:
 
     def _start(self, progress: Progress, machines: Sequence[str]) -> None:
         """The event of this life, and a warning where it may not have one kind of bits."""
-        origin, world = self.origin, self.world
+        origin, world, spent = self.origin, self.world, self.spent
         about: dict[str, Any] = dict(
             step=origin.step,
             source=origin.source,
@@ -160,7 +167,7 @@ class Recorder:
             restarts=world.restarts,
             goes_on=len(world.follows) > 1,  # a launcher of its has been in a life before
             device=world.device.type,
-            seconds=int(self.clock.micros().sum()) / 1e6,
+            seconds=int(spent.own().sum()) / 1e6,
             tokens=progress.tokens,
             train_s=progress.train_s,
             quarantined=len(progress.data.get("quarantined", ())),
@@ -197,7 +204,19 @@ class Recorder:
             about["at"] = last.step_time
             self.events.emit("end", **about, **last.spent)
 
+    def moved(self, event: Mapping[str, Any]) -> None:
+        """The life goes on in another world, as that event says."""
+        self._stragglers = self._of_world()
+        self.metrics.peak = self._peak and self._peak * self.world.world_size
+        about = {name: it for name, it in event.items() if name != "event"}
+        self.events.emit("world", **about)
+
     # -- a step ------------------------------------------------------------------------------------
+
+    @property
+    def last_step(self) -> int:
+        """The last one that is recorded."""
+        return int(self._line.get("step", self.origin.step))
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """One finished step, and what it shows."""

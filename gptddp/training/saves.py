@@ -1,5 +1,6 @@
 """Rank 0's checkpoints: when one is due, what became of each, and trouble with the storage."""
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -58,10 +59,10 @@ class Saves:
             self._saved_at -= unsaved_s(recorded)
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
 
-    @property
-    def is_due(self) -> bool:
-        """Is it time for a checkpoint, and is none being written?"""
-        return time.monotonic() - self._saved_at >= self._every_s and not self.writer.busy
+    def is_due(self, within_s: float = math.inf) -> bool:
+        """Is it time for a checkpoint, within so many seconds of the last, and none being written?"""
+        age_s = time.monotonic() - self._saved_at
+        return age_s >= min(self._every_s, within_s) and not self.writer.busy
 
     def save(
         self, tensors: Mapping[str, Tensor], progress: Progress, known: Mapping[str, Any]

@@ -10,6 +10,7 @@ Without a launcher of ours there is one world, and a lost peer ends the life.
 """
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ import torch
 
 from gptddp.distributed import pulse
 from gptddp.distributed.connect import FIRST_TIMEOUT_S
-from gptddp.distributed.group import is_lost_peer
+from gptddp.distributed.hardware import machine
+from gptddp.distributed.lost import is_lost_peer
 from gptddp.distributed.members import LeaseAsked, Out, View
 from gptddp.distributed.replicas import state_fp
 from gptddp.errors import BadMessage, ConfigError, Diverged, LifeLost, LostPeer, Stopped, visible
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 TOLD = "told to stop"
 _POLL_S = 0.25
+_BROKEN_S = 1.0  # without a word of a loss: the connections alone have failed
 _ALL_S = 1.0  # after a rank is told to stop: for the others to be told too, as where a job ends
 ALONE_S = 3.0  # between two saves while one pod alone has the state
 
@@ -82,10 +85,18 @@ class Worlds:
     def _is_entered(self) -> bool:
         """Enter the newest world; False where it is over before that."""
         try:
-            if self.ends or not self._life.live.is_whole:  # the second: it has just come
+            moved = self.ends or not self._life.live.is_whole  # the second: it has just come
+            if moved:
                 self._form()
-                self._meet()
-            self._go_on()
+                self._compare()
+            self._life.go_on(moved)
+            if members := self._world.members:
+                members.post("origin", self._life.introduction())
+                members.status("going")
+                view = self._world.view
+                assert view
+                self._ids, self._pods, self._how = view.ids, list(self._world.pods), {}
+            self.ends, self._noticed = False, None
             self._wait()
         except Exception as error:
             if not self._is_survived(error):
@@ -107,7 +118,7 @@ class Worlds:
 
     def _newest(self) -> View:
         """Wait for a view newer than the last; meanwhile answer what the launcher asks."""
-        members = self._world.members
+        members, since = self._world.members, time.monotonic()
         assert members
         while True:
             pulse.beat()
@@ -123,6 +134,12 @@ class Worlds:
                 if lease := self._proof.held(_POLL_S):
                     self._lease = lease
                     members.answer(found, True)
+            elif since and time.monotonic() - since > _BROKEN_S:
+                since = 0.0
+                if self._life.live.is_whole:
+                    members.broken(self._number)
+                elif not members.is_going:
+                    raise LifeLost("there is no world any more to come into")
 
     def _come_back(self) -> None:
         """The others go on without this process: as a new member it gets their state.
@@ -135,10 +152,10 @@ class Worlds:
         assert self._world.members
         self._world.members.rejoin()
         self._number, self._proof = 0, None
-        self._life.live.mark_none()
+        self._life.live.is_whole = False
         self._world.members.status("warm")
 
-    def _meet(self) -> None:
+    def _compare(self) -> None:
         """All ranks: compare what each has, and give the newest state to those that lack it.
 
         Raises Diverged; LifeLost where no rank has a state; ConfigError on a rank that would add
@@ -148,10 +165,11 @@ class Worlds:
         step = life.step if life.live.is_whole else -1
         fp = state_fp(life.tensors) if step >= 0 else 0
         books = life.recorder is not None or self.takeover is not None
-        rows = world.gather([step, fp, self._sums.layout(), life.generation, int(books)])
-        if [[type(it) for it in row] for row in rows] != [[int] * 5] * len(rows):
+        mine = step, fp, self._sums.layout(), life.generation, int(books), machine(world.device)
+        rows = world.gather(mine)  # all ranks
+        if [[type(it) for it in row] for row in rows] != [[*[int] * 5, str]] * len(rows):
             raise BadMessage("a rank", f"{rows!r:.80} for the state that it has")
-        steps, fps, layouts, generations, have_books = zip(*rows, strict=True)
+        steps, fps, layouts, generations, have_books, life.machines = zip(*rows, strict=True)
         newest = max(steps)
         if newest < 0:
             raise LifeLost("no rank is left that has the state")
@@ -171,7 +189,7 @@ class Worlds:
         """All ranks: the state of the rank `giver`, and what goes with it."""
         life, world = self._life, self._world
         if not has_it:
-            life.live.mark_changing()
+            life.live.is_whole = False
         world.broadcast(life.tensors.values(), giver)  # all ranks
         about = [life.progress.to_meta(), life.line, *life.live.kept()] if has_it else None
         about = world.broadcast_value(about, giver)  # all ranks
@@ -186,7 +204,7 @@ class Worlds:
             raise BadMessage(world.names[giver], f"{about!r:.80} for its state") from None
         if (mine := state_fp(life.tensors)) != fp:
             raise Diverged({giver: fp, world.rank: mine}, life.step, world.names)
-        life.live.mark_whole()
+        life.live.is_whole = True
 
     def _tell(self, giver: int, is_new: bool) -> None:
         """All ranks: what has become of the world, for the books; rank 0 may be new to them."""
@@ -243,16 +261,6 @@ class Worlds:
 
     # -- in a world --------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        """All ranks have the same state: the steps go on in this world."""
-        life, world = self._life, self._world
-        if (members := world.members) and (view := world.view):
-            life.begin_world()
-            members.post("origin", life.introduction())
-            members.status("going")
-            self._ids, self._pods, self._how = view.ids, list(world.pods), {}
-        self.ends, self._noticed = False, None
-
     @property
     def is_small(self) -> bool:
         """Are there fewer pods than the job needs? Then nobody trains."""
@@ -260,26 +268,36 @@ class Worlds:
         return members is not None and self._world.world_size < members.least
 
     @property
-    def is_alone(self) -> bool:
-        """Does one pod alone have the state, of several?"""
+    def save_within_s(self) -> float:
+        """When the next save is due at the latest; seconds after the last."""
         members = self._world.members
-        return members is not None and self._world.nodes == 1 < members.most
+        if self.save_soon:
+            return 0.0
+        alone = members is not None and self._world.world_size == 1 < members.most
+        return ALONE_S if alone else math.inf  # nobody else has the state
 
     def _wait(self) -> None:
-        """All ranks: save the state, and wait until the world is over as others come."""
-        life = self._life
-        saved = -1
+        """All ranks: as long as the world is too small, have the state saved, and train nothing."""
+        life, saved = self._life, False
+        if self.is_small:
+            life.check_replicas()  # all ranks
         while self.is_small and not self.ends and not life.cause:
             life.clock.enter("other")
             time.sleep(_POLL_S)
             self.take_books()
-            asked, overdue = self.stops()
-            flags = torch.tensor([asked, overdue, self.has_news()], dtype=torch.int64)
-            asks, late, news = self._world.all_reduce(flags).tolist()  # all ranks
-            self.agreed(asks, late, asked, news)
-            if life.recorder and saved != life.step and not life.recorder.saves.writer.busy:
-                saved = life.step
-                life.save()
+            if life.recorder:
+                life.recorder.saves.watch()
+                if not saved and not life.recorder.saves.writer.busy:
+                    saved = True
+                    life.save()
+            self.meet()  # all ranks
+
+    def meet(self) -> None:
+        """All ranks, between two steps: is the life to stop, or the world over?"""
+        asked, late = self.stops()
+        flags = torch.tensor([asked, late, self.has_news()], dtype=torch.int64)
+        asks, lates, news = self._world.all_reduce(flags).tolist()  # all ranks
+        self.agreed(asks, lates, asked, news)
 
     def has_news(self) -> bool:
         """Is there a newer view? The ranks agree on that before a step."""
@@ -306,6 +324,18 @@ class Worlds:
             world.members.leave(TOLD)
             raise Stopped(f"{life.stop.cause} after step {life.step}; the others go on")
         self.ends = bool(news or late) and not life.cause
+
+    @contextmanager
+    def last_words(self) -> Iterator[None]:
+        """All ranks, behind their last state: who is lost now has seen the end too."""
+        self.is_over = True
+        try:
+            yield
+        except Exception as error:
+            if self._world.is_static or not is_lost_peer(error):
+                raise
+        if self._world.members:
+            self._world.members.leave("the run has come to its end")
 
     def take_books(self) -> None:
         """On a new rank 0: has it the books now? Then they get what has happened meanwhile."""
