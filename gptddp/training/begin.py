@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config
@@ -23,6 +23,9 @@ from gptddp.run.origin import Origin
 from gptddp.training.changes import check_given, check_same_data, identity
 from gptddp.training.clock import PhaseClock
 from gptddp.training.opening import open_run
+
+if TYPE_CHECKING:
+    from gptddp.training.life import Life
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,15 @@ def joined(config: Config, dataset: Dataset, world: World) -> Origin:
     check_same_data([about.get("data"), identity(dataset)], names)
     check_given([of_run(config)], origin.config, names[1:])
     return origin
+
+
+def introduction(life: "Life") -> dict[str, Any]:
+    """What a worker goes by that comes later: see `joined`."""
+    return {
+        "origin": life.origin.to_json(),
+        "life": life.world.life,
+        "data": identity(life.dataset),
+    }
 
 
 def newest_state(

@@ -25,7 +25,6 @@ from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import machine
 from gptddp.distributed.replicas import CHECK_EVERY, check_replicas
 from gptddp.errors import NonFiniteError, Stopped
-from gptddp.flags import of_run
 from gptddp.model.evaluate import evaluate
 from gptddp.model.gpt import GPT
 from gptddp.model.sums import Sums
@@ -35,11 +34,11 @@ from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
 from gptddp.training import quarantine
 from gptddp.training.agree import Agreed, agree
-from gptddp.training.changes import identity
 from gptddp.training.clock import PhaseClock, RankSeconds
 from gptddp.training.end import save_last, wait_for_scrape
 from gptddp.training.go_back import way_back
 from gptddp.training.guard import Guard
+from gptddp.training.line import line_of
 from gptddp.training.live_state import LiveState
 from gptddp.training.recorder import Recorder
 from gptddp.training.rows import Rows
@@ -158,17 +157,9 @@ class Life:
             return
         self.rows.move(self.progress.data)
         self.spent.enter(self.world)
-        self.stalls.entered()
         self.cause = used_up(self.config, self.step, self.progress.tokens)
         if self.recorder and self.recorder.last_step < self.step:  # cut off behind the step
             self.recorder.step(self.line, self.progress, 0.0)
-
-    def introduction(self) -> dict[str, Any]:
-        """What a worker that comes goes by: see `begin.joined`."""
-        given, data = of_run(self.config), identity(self.dataset)
-        return {"origin": self.origin.to_json(), "life": self.world.life} | {
-            "given": given, "data": data
-        }
 
     # -- a step ------------------------------------------------------------------------------------
 
@@ -243,31 +234,9 @@ class Life:
         self.cause = used_up(self.config, self.step, self.progress.tokens)
         self.world.set_timeout(_PATIENCE * self.stalls.stepped(step_s))
         skipped = {} if finite else {"loss": None, "grad_norm": None}
-        self.line = self._make_line(batch, agreed, step_s, {**numbers, **skipped})
+        self.line = line_of(self, batch, agreed, step_s, {**numbers, **skipped})
         self.live.keep(self.line)
         self.live.is_changing = False
-
-    def _make_line(
-        self, batch: Batch, agreed: Agreed, step_s: float, numbers: Mapping[str, float | None]
-    ) -> dict[str, Any]:
-        """The line of the log: every rank makes the same one, as rank 0 may be lost."""
-        now, spent = self.progress, self.spent
-        line: dict[str, Any] = {
-            "step": now.step,
-            **numbers,
-            "tokens": now.tokens,
-            "tok_s": agreed.targets / (step_s + batch.wait_s),
-            "data_wait_s": batch.wait_s,
-            "batch_fp": f"{agreed.fp:016x}",
-            "chain_fp": f"{now.chain_fp:016x}",
-            "world_size": self.world.world_size,
-            "time": time.time(),
-        }
-        if self.config.max_time:  # without it the rate is a function of step and tokens
-            line["train_s"] = agreed.train_s
-        if spent.is_due:
-            line |= {"phases": spent.by_phase(), "since_s": round(spent.since_s, 3)}
-        return line
 
     # -- after a step ------------------------------------------------------------------------------
 

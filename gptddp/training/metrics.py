@@ -38,6 +38,7 @@ _FAMILIES: Sequence[tuple[Any, ...]] = (
     (_Counter, "steps", "Optimizer steps of this process."),
     (_Counter, "tokens", "Tokens trained by this process's world, over all ranks."),
     (_Counter, "nonfinite_steps", "Steps skipped: loss or gradient not finite."),
+    (_Counter, "worlds", "Changes of the world, as ranks were lost or came."),
     (_Counter, "checkpoints", "Checkpoints by result.", ["result"], ("success", "failure")),
     (_Gauge, "quarantined_row_groups", "Row groups skipped as unreadable."),
     (_Gauge, "step", "Last finished step of the run."),
@@ -50,6 +51,7 @@ _FAMILIES: Sequence[tuple[Any, ...]] = (
     (_Gauge, "mfu_ratio", "Of what the devices can compute: the last step."),
     (_Gauge, "world_size", "Ranks in the present world."),
     (_Gauge, "nodes", "Pods in the present world."),
+    (_Gauge, "last_pause_seconds", "Of the steps, at the last change of the world."),
     (_Gauge, "nodes_min", "Pods that are enough to go on."),
     (_Gauge, "nodes_max", "Pods that the job asks for."),
     (_Gauge, "incarnation", "Lives of the run so far: its generation."),
@@ -88,6 +90,7 @@ _SETS = {
         "model_flops_per_token": "flops_per_token",
         "last_checkpoint_timestamp_seconds": "time",  # so that its age is known to be no less
     },
+    "world": {"world_size": "world_size", "nodes": "nodes", "last_pause_seconds": "pause_s"},
     "step": {
         "step": "step",
         "tokens_seen": "tokens",
@@ -209,6 +212,9 @@ class Metrics(Collector):
     def _on_completed(self, event: Event) -> None:
         if "val_loss" in event["line"]:
             self._set_each("loss", {"val": event["line"]["val_loss"]})
+
+    def _on_world(self, event: Event) -> None:
+        self._made["worlds"].inc()
 
     def _on_quarantine(self, event: Event) -> None:
         self._gauges["quarantined_row_groups"][()] += len(event["row_groups"])

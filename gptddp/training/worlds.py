@@ -12,7 +12,7 @@ Without a launcher of ours there is one world, and a lost peer ends the life.
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,12 @@ from gptddp.distributed.hardware import machine
 from gptddp.distributed.lost import is_lost_peer
 from gptddp.distributed.members import LeaseAsked, Out, View
 from gptddp.distributed.replicas import state_fp
-from gptddp.errors import BadMessage, ConfigError, Diverged, LifeLost, LostPeer, Stopped, visible
+from gptddp.errors import BadMessage, ConfigError, Diverged, LifeLost, LostPeer, Stopped
 from gptddp.model.sums import Sums
+from gptddp.run import moves
 from gptddp.run.lease import Lease
 from gptddp.run.progress import Progress
+from gptddp.training.begin import introduction
 from gptddp.training.takeover import Proof, Takeover
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ class Worlds:
                 self._compare()
             self._life.go_on(moved)
             if members := self._world.members:
-                members.post("origin", self._life.introduction())
+                members.post("origin", introduction(self._life))
                 members.status("going")
                 view = self._world.view
                 assert view
@@ -253,7 +255,7 @@ class Worlds:
         """All ranks keep how the rank 0 before has ended; the present one takes the books over."""
         life = self._life
         end = {it: event[it] for it in ("time", "generation", "step", "at", "phases", "since_s")}
-        cause = f"after step {event['step']}: {lost(event)}"
+        cause = f"after step {event['step']}: {moves.lost(event)}"
         life.live.keep_event({"event": "end", **end, "cause": cause, "survived": True}, life.step)
         if self._world.rank == 0:
             lease, self._lease = self._lease, None
@@ -355,11 +357,3 @@ class Worlds:
                 return
             time.sleep(_POLL_S)
 
-
-def lost(event: Mapping[str, Any]) -> str:
-    """Which ranks are lost, with their pods, and how."""
-    return "; ".join(f"{_name(it)}: {visible(it['how'])}" for it in event["lost"])
-
-
-def _name(it: Mapping[str, Any]) -> str:
-    return f"rank {it['rank']} ({it['pod']})" if it["pod"] else f"rank {it['rank']}"
