@@ -103,7 +103,6 @@ def newest_state(
         clock.enter("init")
         return origin.to_json()
 
-    # All ranks have met in `gather`, so every pod has noted this life before its lease is there.
     origin = Origin.from_json(world.from_rank_0(on_rank_0))
     if origin.config.on_bad == "fail":  # files that this rank alone lacks
         patiently(dataset.check_whole)
@@ -137,7 +136,7 @@ def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease
     try:
         if not (begun := patiently(lambda: exists(run / LEDGER))):
             patiently(lambda: make_folder(run))
-        claim = Claim(run, world.job, world.life, world.follows, known=begun)
+        claim = Claim(run, world.job, world.life, known=begun)
         began = time.monotonic()
         while (lease := patiently(lambda: claim.poll(_TELL_S))) is None:
             tell(f"waiting until the run is free, for {time.monotonic() - began:.0f} s")

@@ -77,9 +77,9 @@ def begin(config: Config, world: World, stop: StopFlag) -> Life:
     tokenizer = patiently(dataset.tokenizer)
     if first_world(world):
         found = newest_state(config, dataset, world, clock)  # all ranks
-    else:  # this worker comes into a world that goes on
-        found = joined(config, dataset, world), None, None
-    life = Life(*found, dataset, world, stop, clock)
+        life = Life(*found, dataset, world, stop, clock)
+    else:  # it goes on already
+        life = Life(joined(config, dataset, world), None, None, dataset, world, stop, clock)
     notes = [*dataset.warnings(), *tokenizer.warnings(), *advice(life.config, world.world_size)]
     for warning in notes if world.rank == 0 else ():
         log.warning("%s", warning)

@@ -43,7 +43,7 @@ from gptddp.training.live_state import LiveState
 from gptddp.training.recorder import Recorder
 from gptddp.training.rows import Rows
 from gptddp.training.samples import sample
-from gptddp.training.stalls import Stalls
+from gptddp.training.stalls import Stall, Stalls
 from gptddp.training.stop import StopFlag
 from gptddp.training.worlds import Worlds
 
@@ -75,7 +75,8 @@ class Life:
         self.world, self.stop, self.clock = world, stop, clock
         self.progress = Progress.from_meta(state.meta if state else {})
         self.spent = RankSeconds(clock, world, world.device)
-        self.recorder = Recorder(origin, dataset, lease, world, self.spent) if lease else None
+        books = origin, dataset, lease, world, self.spent, lambda: stop.asked
+        self.recorder = Recorder(*books) if lease else None
         self.live = LiveState(origin)
         # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
         self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
@@ -89,7 +90,7 @@ class Life:
         self.machines: list[str] = []  # what the ranks of the world compute on
         self._began_step = 0.0  # monotonic
         self._parts, self._beats = 0, 0  # micro-batches of the step; of the pulse, at its beginning
-        self.stalls = Stalls(world, clock, lambda it: self.recorder and self.recorder.stalled(it))
+        self.stalls = Stalls(world, clock, self._stalled)
         self._guard = Guard(self)
         stop.unfinished = self._unfinished
         stop.hung, stop.silent = self._guard.hung, self.stalls.silent
@@ -175,6 +176,10 @@ class Life:
         rows = self.config.batch // self.config.lanes  # of a slot
         self._parts = len(batch.tokens) // rows * -(-rows // self.config.micro_batch)
         return batch
+
+    def _stalled(self, stall: Stall) -> None:
+        if self.recorder:
+            self.recorder.stalled(stall)
 
     def _unfinished(self) -> str:
         """In a thread: the step that a stop waits for; "" where there is none."""

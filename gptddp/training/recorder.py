@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,15 @@ class Recorder:
     """Made on rank 0 only. Nothing in it is a collective, and no full disk stops the training."""
 
     def __init__(
-        self, origin: Origin, dataset: Dataset, lease: Lease, world: World, spent: RankSeconds
+        self,
+        origin: Origin,
+        dataset: Dataset,
+        lease: Lease,
+        world: World,
+        spent: RankSeconds,
+        is_asked: Callable[[], bool],
     ) -> None:
+        """`is_asked`: is this rank to stop?"""
         c = self.config = origin.config
         self._dataset = dataset
         self._copies: threading.Thread | None = None  # after the first step
@@ -70,6 +77,7 @@ class Recorder:
             precision=str(c.precision),
             model=str(c.preset),
         )
+        self.metrics.state = lambda: self.clock.state(is_asked())
         self._sums = Summary()  # of the run's events
         records = self._to_ledger, to_log(self.log)
         views = self.metrics, Console(origin), to_samples(run)
@@ -165,7 +173,7 @@ class Recorder:
             world_size=world.world_size,
             nodes=world.nodes,
             restarts=world.restarts,
-            goes_on=len(world.follows) > 1,  # a launcher of its has been in a life before
+            goes_on=origin.source == "memory",  # its ranks have been in the life before
             device=world.device.type,
             seconds=int(spent.own().sum()) / 1e6,
             tokens=progress.tokens,

@@ -58,10 +58,9 @@ class Takeover(threading.Thread):
         life, now = self._life, self._progress
         try:
             lease = self._lease or self._taken()
-            recorder = Recorder(
-                self._origin(), life.dataset, lease, life.world, life.spent
-            )
-            about = life.tensors, life.n_params, now, life.machines
+            books = life.dataset, lease, life.world, life.spent, lambda: life.stop.asked
+            recorder = Recorder(self._origin(), *books)
+            about = life.tensors, life.net.n_params(), now, life.machines
             recorder.begin(*about, self._lines, self._kept)
             for event in self.events:
                 recorder.moved({**event, "generation": recorder.origin.generation})
@@ -107,10 +106,11 @@ class Proof:
 
     def __init__(self, asked: LeaseAsked, life: "Life") -> None:
         """Raises Superseded where another has taken it."""
-        self.asked, self._lease = asked, None
+        self.asked = asked
+        self._lease: Lease | None = None
         if life.recorder and asked.how == "tie":
             life.recorder.lease.check()
-            self._lease: Lease | None = life.recorder.lease
+            self._lease = life.recorder.lease
         elif life.recorder:
             life.recorder.close()
             life.recorder = None

@@ -171,7 +171,8 @@ class Worlds:
         rows = world.gather(mine)  # all ranks
         if [[type(it) for it in row] for row in rows] != [[*[int] * 5, str]] * len(rows):
             raise BadMessage("a rank", f"{rows!r:.80} for the state that it has")
-        steps, fps, layouts, generations, have_books, life.machines = zip(*rows, strict=True)
+        steps, fps, layouts, generations, have_books, machines = zip(*rows, strict=True)
+        life.machines = [*machines]
         newest = max(steps)
         if newest < 0:
             raise LifeLost("no rank is left that has the state")
