@@ -75,8 +75,9 @@ class Life:
         self.world, self.stop, self.clock = world, stop, clock
         self.progress = Progress.from_meta(state.meta if state else {})
         self.spent = RankSeconds(clock, world, world.device)
-        books = origin, dataset, lease, world, self.spent, lambda: stop.asked
-        self.recorder = Recorder(*books) if lease else None
+        self.recorder: Recorder | None = None
+        if lease:
+            self.recorder = Recorder(origin, dataset, lease, world, self.spent, stop)
         self.live = LiveState(origin)
         # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
         self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
 from gptddp.training.spikes import WINDOW, Spikes
 from gptddp.training.stalls import Stall
+from gptddp.training.stop import StopFlag
 from gptddp.training.stragglers import Stragglers
 
 log = logging.getLogger(__name__)
@@ -53,9 +54,8 @@ class Recorder:
         lease: Lease,
         world: World,
         spent: RankSeconds,
-        is_asked: Callable[[], bool],
+        stop: StopFlag,
     ) -> None:
-        """`is_asked`: is this rank to stop?"""
         c = self.config = origin.config
         self._dataset = dataset
         self._copies: threading.Thread | None = None  # after the first step
@@ -77,7 +77,7 @@ class Recorder:
             precision=str(c.precision),
             model=str(c.preset),
         )
-        self.metrics.state = lambda: self.clock.state(is_asked())
+        self.metrics.state = lambda: self.clock.state(stop.asked)
         self._sums = Summary()  # of the run's events
         records = self._to_ledger, to_log(self.log)
         views = self.metrics, Console(origin), to_samples(run)

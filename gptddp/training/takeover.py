@@ -58,7 +58,7 @@ class Takeover(threading.Thread):
         life, now = self._life, self._progress
         try:
             lease = self._lease or self._taken()
-            books = life.dataset, lease, life.world, life.spent, lambda: life.stop.asked
+            books = life.dataset, lease, life.world, life.spent, life.stop
             recorder = Recorder(self._origin(), *books)
             about = life.tensors, life.net.n_params(), now, life.machines
             recorder.begin(*about, self._lines, self._kept)
