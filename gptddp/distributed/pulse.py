@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -208,6 +208,19 @@ def main_frames() -> list[traceback.FrameSummary]:
     """Of the main thread, the innermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return traceback.extract_stack(frame)[::-1] if frame else []
+
+
+def in_collective(frames: Sequence[traceback.FrameSummary]) -> bool:
+    """Is a thread with these frames in a collective, or in a backward pass, which has its own?"""
+    collective = any(it.filename.endswith("distributed_c10d.py") for it in frames)
+    return collective or (bool(frames) and "backward" in frames[0].name)
+
+
+def of_trainer(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """The first of these that is this package's, but for the wrappers of collectives."""
+    package = Path(__file__).parents[1]
+    ours = (f for f in frames if Path(f.filename).is_relative_to(package))
+    return next((f for f in ours if not f.filename.endswith("distributed/connect.py")), None)
 
 
 def place(frame: traceback.FrameSummary) -> str:
