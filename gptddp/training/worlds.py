@@ -113,6 +113,8 @@ class Worlds:
         self._noticed = self._noticed or time.monotonic()
         self._life.clock.enter("other")
         pulse.allow(FIRST_TIMEOUT_S)
+        if not self._life.live.is_whole and self._world.members:
+            self._world.members.status("warm")
         view = self._newest()
         self._number = view.number
         self._how |= {it.id: it.how for it in view.gone}
@@ -155,7 +157,6 @@ class Worlds:
         self._world.members.rejoin()
         self._number, self._proof = 0, None
         self._life.live.is_whole = False
-        self._world.members.status("warm")
 
     def _compare(self) -> None:
         """All ranks: compare what each has, and give the newest state to those that lack it.
@@ -172,7 +173,7 @@ class Worlds:
         if [[type(it) for it in row] for row in rows] != [[*[int] * 5, str]] * len(rows):
             raise BadMessage("a rank", f"{rows!r:.80} for the state that it has")
         steps, fps, layouts, generations, have_books, machines = zip(*rows, strict=True)
-        life.machines = [*machines]
+        life.machines = sorted({*machines})
         newest = max(steps)
         if newest < 0:
             raise LifeLost("no rank is left that has the state")
