@@ -187,6 +187,7 @@ class Worlds:
         life.generation = max(generations)
         if len(have) < world.world_size:
             self._hand_over(have[0], step == newest, fps[have[0]])
+        life.progress.state_fp = fps[have[0]]
         self._tell(have[0], is_new=not have_books[0])
 
     def _hand_over(self, giver: int, has_it: bool, fp: int) -> None:
@@ -258,7 +259,9 @@ class Worlds:
         life = self._life
         end = {it: event[it] for it in ("time", "generation", "step", "at", "phases", "since_s")}
         cause = f"after step {event['step']}: {moves.lost(event)}"
-        life.live.keep_event({"event": "end", **end, "cause": cause, "survived": True}, life.step)
+        end |= {"event": "end", "cause": cause, "survived": True}
+        if not any(it["event"] == "end" for it in life.live.events):
+            life.live.keep_event(end, life.step)
         if self._world.rank == 0:
             lease, self._lease = self._lease, None
             self.takeover = Takeover(life, event, lease, follows=view.by != "lease")
