@@ -28,9 +28,7 @@ from gptddp.model.buckets import settle
 from gptddp.run.progress import Progress
 from gptddp.train import forward_backward
 
-MEMBER = (
-    "import sys; from model.test_buckets import member_main; member_main(*sys.argv[1:3], sys.argv[3])"
-)
+MEMBER = "import sys; from model.test_buckets import member_main; member_main(*sys.argv[1:])"
 STEPS = 8
 # member: the step (from 0) in whose backward pass it ends; the world before it has one more
 DIES = {2: 2, 0: 4, 3: 6}
@@ -59,15 +57,18 @@ class Group:
     def __init__(self, folder: Path, me: int) -> None:
         self.folder, self.me, self.calls = folder, me, 0
         self.rank, self.world_size, self.device = 0, 1, torch.device("cpu")
+        store = td.FileStore(str(folder / "addresses"), -1)
         td.init_process_group(
-            "gloo", store=td.HashStore(), rank=0, world_size=1, enable_reconfigure=True
+            "gloo", store=store, rank=me, world_size=len(DIES) + 1, enable_reconfigure=True
         )
         self.alone()
 
     def alone(self) -> None:
         """A world of this one: its connections are closed, which frees its neighbours."""
         self.calls += 1
-        c10d._reconfigure(1000 * (1 + self.me) + self.calls, [c10d._get_reconfigure_handle()]).wait()
+        c10d._reconfigure(
+            1000 * (1 + self.me) + self.calls, [c10d._get_reconfigure_handle()]
+        ).wait()
         self.rank, self.world_size = 0, 1
 
     def form(self, number: int) -> None:
@@ -109,7 +110,7 @@ def member_main(folder: str, me: str, kind: str) -> None:
         last = dict(net.named_parameters())["blocks.0.attn.qkv.weight"]
 
         def die(_: torch.Tensor) -> None:
-            if len(states) == DIES[int(me)] and made._buckets:
+            if len(states) == DIES[int(me)] and ddp.require_backward_grad_sync:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         last.register_hook(die)
