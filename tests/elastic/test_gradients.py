@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from gptddp.config import Config, with_preset
 from gptddp.distributed.connect import World, connect
 from gptddp.model import sums
-from gptddp.model.gpt import build
 from gptddp.model.buckets import settle
+from gptddp.model.gpt import build
 from gptddp.train import forward_backward
 from gptddp.training.agree import agree
 from gptddp.training.clock import PhaseClock, RankSeconds

@@ -9,10 +9,8 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as td
 from support import forked
@@ -21,7 +19,6 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gptddp.config import Config, with_preset
-from gptddp.data.lanes import owned
 from gptddp.distributed.replicas import state_fp
 from gptddp.model import gpt, optim, sums
 from gptddp.model.buckets import settle
@@ -114,33 +111,32 @@ def member_main(folder: str, me: str, kind: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         last.register_hook(die)
-    state, number, loader = None, 0, None
+    state, number = None, 0
     world.form(0)
-    while progress.step < STEPS:
-        where = {"rank": world.rank, "world_size": world.world_size}
-        with open_loader(corpus(), batch=c.batch, state=state, **where) as loader:
+    where = {"rank": world.rank, "world_size": world.world_size}
+    with open_loader(corpus(), batch=c.batch, **where) as loader:
+        while progress.step < STEPS:
             try:
-                while progress.step < STEPS:
-                    batch = loader.next()
-                    targets = int(world.all_reduce(torch.tensor(batch.targets)))
-                    optimizer.set_lr(c, progress)
-                    forward_backward(ddp, batch, targets, progress.step, c, world, made)
-                    optimizer.prepare()
-                    cursors = world.all_reduce(torch.from_numpy(batch.cursors)).numpy()
-                    optimizer.step()
-                    made.settle()
-                    optimizer.zero_grad()
-                    state = loader.state(cursors)
-                    progress = replace(progress, step=progress.step + 1)
-                    tensors = optim.state_tensors(net, optimizer) | made.tensors()
-                    states.append(state_fp(tensors))
+                batch = loader.next()
+                targets = int(world.all_reduce(torch.tensor(batch.targets)))
+                optimizer.set_lr(c, progress)
+                forward_backward(ddp, batch, targets, progress.step, c, world, made)
+                optimizer.prepare()
+                cursors = world.all_reduce(torch.from_numpy(batch.cursors)).numpy()
             except RuntimeError as error:
-                print(f"member {me}, step {progress.step}: {error}", flush=True)
                 assert "gloo" in str(error)
                 optimizer.zero_grad()
                 number += 1
                 world.alone()
                 world.form(number)
+                loader.move(world.rank, world.world_size, state)
+                continue
+            optimizer.step()
+            made.settle()
+            optimizer.zero_grad()
+            state = loader.state(cursors)
+            progress = replace(progress, step=progress.step + 1)
+            states.append(state_fp(optim.state_tensors(net, optimizer) | made.tensors()))
     assert made.layout() == layout
     (Path(folder) / f"{me}.found").write_text(json.dumps([layout, states]))
     time.sleep(0.2)
