@@ -15,7 +15,7 @@ from gptddp.distributed.connect import World
 
 
 class Rows:
-    """The loader of this rank's training rows, which can be opened anew, and those of validation.
+    """The loader of this rank's training rows, which can go on elsewhere, and those of validation.
 
     `data` is the loader's state (see `Loader.state`); {} for the beginning of a run. The loader's
     threads read and pack from now on, while the model is built. Raises what `Loader` raises.
@@ -49,7 +49,12 @@ class Rows:
         self.loader.close()
         self.loader = self._open(data)
 
-    move = reopen
+    def move(self, data: Mapping[str, Any]) -> None:
+        """Go on from a state in another world; what is packed for lanes of both is kept."""
+        if list(data.get("quarantined", ())) != self.loader.quarantined:
+            self.reopen(data)
+        else:
+            self.loader.move(self._world.rank, self._world.world_size, data or None)
 
     @cached_property
     def validation(self) -> tuple[np.ndarray, np.ndarray]:
