@@ -16,7 +16,6 @@ import mmap
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from typing import Any
 
 from gptddp.checkpoint import retention, store
 from gptddp.errors import GptddpError, Superseded, Unusable
-from gptddp.files import FULL, explain, fsync
+from gptddp.files import FULL, explain, fsync, write_all
 from gptddp.run.directory import CHECKPOINTS, LEASE, LEDGER, log_path
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease, inherit
@@ -41,21 +40,22 @@ log = logging.getLogger(__name__)
 class Channel:
     """Messages (objects of JSON, a line each) to and from the process at the other end."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self._end, self._rest = end, bytearray()
+    def __init__(self, fd: int) -> None:
+        """`fd`: of a socket, which is closed with this."""
+        self._fd, self._rest = fd, bytearray()
         self._sending = threading.Lock()
 
     def send(self, **message: Any) -> None:
         """Raises OSError where nobody is there any more."""
         with self._sending:
-            self._end.sendall(json.dumps(message).encode() + b"\n")
+            write_all(self._fd, json.dumps(message).encode() + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
         """The next message; None where the other process is gone, be it within one."""
         while (end := self._rest.find(b"\n")) < 0:
             data = b""
             with suppress(OSError):  # gone, with what we have sent unread
-                data = self._end.recv(1 << 20)
+                data = os.read(self._fd, 1 << 20)
             if not data:
                 return None
             self._rest += data
@@ -63,8 +63,8 @@ class Channel:
         del self._rest[: end + 1]
         return message
 
-    def close(self) -> None:
-        self._end.close()
+    def __del__(self) -> None:
+        os.close(self._fd)
 
 
 # -- a save --------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class _ToWriter(logging.Handler):
 def main() -> None:
     """Arguments: the descriptors of the channel and of the memory, and the memory's bytes."""
     end, fd, nbytes = map(int, sys.argv[1:])
-    channel = Channel(socket.socket(fileno=end))
+    channel = Channel(end)
     logging.getLogger().addHandler(_ToWriter(channel))
     for it in (end, fd):
         fcntl.fcntl(it, fcntl.F_SETFD, fcntl.FD_CLOEXEC)

@@ -247,7 +247,7 @@ class Writer:
     def _start(self, staging: Staging) -> None:
         """Start the saver. No `fork`: this process may have all of the node's memory."""
         ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
+        self._channel = Channel(ours.detach())
         code = "from gptddp.checkpoint.saver import main; main()"
         with theirs:
             numbers = theirs.fileno(), staging.fd
@@ -264,7 +264,6 @@ class Writer:
     def _lost(self) -> OSError:
         """The saver is gone: the next save starts another."""
         pid, self._saver = self._saver, 0
-        self._channel.close()
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
