@@ -14,6 +14,7 @@ n, 200 anything unexpected: 128 and above may be retried, below must not.
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -48,7 +49,7 @@ from gptddp.launch.pod_facts import (
     seeds,
     torchrun_args,
 )
-from gptddp.launch.worker import Worker
+from gptddp.launch.worker import KILLS, Worker
 from gptddp.run import crash_loop
 from gptddp.run.history import highest_generation, last_step
 
@@ -61,12 +62,10 @@ ALIVE_S = 1.0  # between two signs of life for the pod's liveness probe
 VOLUME_S = 3600.0  # a volume that hangs is no reason to lose what the pod has in memory
 FIRST_REPORT_S, REPORT_EVERY_S = 15.0, 60.0  # of waiting, until the log says for what, and again
 PEERS_EXIT_S = 3.0  # for the peers to leave at the end of the job
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # before a worker whose forerunner was in no world
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # before a worker that may fail as the last one did
+LIVED_S = 20.0  # in a world, after which a worker has not failed at its start
 
-ENVIRONMENT = {
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to ask for GPUs brings no CUDA into this process
-    "TORCH_ELASTIC_WORKER_IDENTICAL": "1",  # spares torchrun a store's round trips
-}
+CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # to ask for GPUs brings no CUDA into this process
 # Without the first, torch prints a stack whenever a peer is gone; without the second, torchrun a
 # banner about threads, whose number the trainer sets by call.
 DEFAULTS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
@@ -99,7 +98,7 @@ class Launcher:
         self.next_marker_s = 0.0  # monotonic: when the run directory, which may be slow, is read
         self.next_report_s = 0.0  # monotonic: when the log says what is waited for
         self.rank: int | None = None  # of the worker, in the last view that it was in
-        self.going = False  # has the present worker been in a view?
+        self.going_s = math.inf  # monotonic: since when the present worker is in a view
         self.limit_s = self.last_worker_s = 0.0  # after the signal
         self.signals = Watchdog(self._must_exit, self._pass_on, hurried=[signal.SIGINT])
 
@@ -147,7 +146,7 @@ class Launcher:
         self.raise_if_over()
         self.worker.look()
         if self.mesh.going:
-            self.going, self.rank = True, self.mesh.rank
+            self.going_s, self.rank = min(self.going_s, time.monotonic()), self.mesh.rank
             self.next_report_s = time.monotonic() + FIRST_REPORT_S
         elif time.monotonic() > self.next_report_s:
             self.next_report_s = time.monotonic() + REPORT_EVERY_S
@@ -180,7 +179,7 @@ class Launcher:
     def main(self, args: Sequence[str], script: str) -> int:
         """Prepare this process for torchrun and run the loop; the container's exit code."""
         self.config = patiently(lambda: from_args(args, prog="python -m gptddp.launch"))
-        os.environ.update(ENVIRONMENT)
+        os.environ[CUDA_CHECK] = "1"
         if alive := os.environ.get("GPTDDP_ALIVE"):  # of a launcher before this one
             with contextlib.suppress(OSError):
                 Path(alive).unlink()
@@ -233,7 +232,9 @@ class Launcher:
                 self.most,
                 folder,
             )
-            os.environ["GPTDDP_MEMBERS"] = str(self.mesh.start())  # before torch: the others see us at once
+            os.environ["GPTDDP_MEMBERS"] = str(
+                self.mesh.start()
+            )  # before torch: the others see us at once
             stack.callback(lambda: self.mesh.close("its launcher has ended"))
             import torch.distributed.run  # noqa: F401  # a second or two
 
@@ -265,7 +266,7 @@ class Launcher:
         while True:
             try:
                 self._pause(pause_s)
-                self.going, self.next_report_s = False, time.monotonic() + FIRST_REPORT_S
+                self.going_s, self.next_report_s = math.inf, time.monotonic() + FIRST_REPORT_S
                 with contextlib.suppress(OSError), (self.verdict.parent / STARTS).open("a") as file:
                     file.write("+")
                 torchrun(args)
@@ -275,22 +276,21 @@ class Launcher:
                 self.raise_verdict()  # one that came after the signal
                 return 128 + stop.sigval
             except (ChildFailedError, DistError, OSError, EOFError) as error:
-                how = self._how(error)
+                code = _exit_code(error)
+                how = self.worker.ended(code) if code is not None else _reason(error)
                 self.mesh.end_of_worker(how)
-                pause_s = (
-                    0.0 if self.going else min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-                )
+                longer_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+                pause_s = 0.0 if self._was_killed(code) else longer_s
                 _say(f"the worker is lost ({how}); it is started again in {pause_s:g} s")
+
+    def _was_killed(self, code: int | None) -> bool:
+        """Has it ended for a reason that the next one will not have, too?"""
+        lived_s = time.monotonic() - self.going_s  # -inf: in no view
+        return lived_s > (0 if code in KILLS else LIVED_S)
 
     def _is_logged(self, record: logging.LogRecord) -> bool:
         """Of what torchrun says: not how a worker has ended, which we say, and it with a stack."""
         return not record.exc_info and not self.verdict.exists()
-
-    def _how(self, error: Exception) -> str:
-        """How the worker has ended, or torchrun around it."""
-        if failures := getattr(error, "failures", None):
-            return self.worker.ended(next(iter(failures.values())).exitcode)
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
     def _pause(self, seconds: float) -> None:
         """Sleep; raises as soon as `raise_if_over` does."""
@@ -311,6 +311,16 @@ class Launcher:
             if not self.rank and not self.mesh.others():
                 return
             time.sleep(POLL_S)
+
+
+def _exit_code(error: Exception) -> int | None:
+    """The worker's, if it has failed; None where torchrun has, around it."""
+    failures = getattr(error, "failures", {})
+    return next((it.exitcode for it in failures.values()), None)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 _say = partial(say, "gptddp.launch")

@@ -12,6 +12,7 @@ from gptddp.launch.hung import Listener
 # A process that dies of one of these has crashed by itself. Not SIGKILL and SIGTERM, which come
 # from outside, nor SIGABRT, which may be NCCL's answer to the loss of a peer.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+KILLS = (-signal.SIGKILL, -signal.SIGTERM)  # the exit codes of one that has done nothing wrong
 NO_CODE = 255  # multiprocessing: the forkserver is gone, and nobody knows how its children ended
 
 
