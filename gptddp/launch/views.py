@@ -153,13 +153,13 @@ class Views:
     @property
     def is_going(self) -> bool:
         """Is a worker in a view, of which it or another agent that lives has told?"""
-        living = [r for r in self.rows.values() if self._silence(r["agent"]) < FORGOTTEN_S]
+        living = [r for r in self.rows.values() if self.silence(r["agent"]) < FORGOTTEN_S]
         return any(self._is_in(row) for row in living)
 
     @property
     def lost(self) -> dict[str, str]:
         """The members of the own view that are known to have ended, and how."""
-        members = self._members() if self._is_in(self.row) else []
+        members = self._members() if self.is_in else []
         return {m["id"]: how for m in members if (how := self._end(m))}
 
     @property
@@ -169,17 +169,23 @@ class Views:
         how = self._lacks(mine) if mine and mine["number"] != self._held else ""
         return {"number": mine["number"], "how": how} if how and self._is_accepted(mine) else None
 
+    @property
+    def is_in(self) -> bool:
+        """Is the own worker in `row["view"]`?"""
+        return self._is_in(self.row)
+
     def _is_in(self, row: Json) -> bool:
         return row["member"] is not None and row["member"]["id"] in ids(row["view"])
 
     def _members(self) -> list[Json]:
         return self.row["view"]["members"] if self.row["view"] else []
 
-    def _silence(self, agent: str) -> float:
+    def silence(self, agent: str) -> float:
+        """For how many seconds an agent has not been heard."""
         return self._silent_s.get(agent, 0.0)
 
     def _living(self) -> list[Json]:
-        return [row for row in self.rows.values() if self._silence(row["agent"]) < SILENT_S]
+        return [row for row in self.rows.values() if self.silence(row["agent"]) < SILENT_S]
 
     def _status(self, row: Json | None) -> str:
         return row["member"]["status"] if row and row["member"] else ""
@@ -229,18 +235,22 @@ class Views:
             view, mine = row["view"], self.row["view"]
             if number(view) > number(mine) and member["id"] in ids(view):
                 self._enter(view)
-        if not self._is_in(self.row):
+        if not self.is_in:
             return
         for row in [r for r in self.rows.values() if self._is_in(r)]:
-            if member["id"] not in ids(row["view"]) and self._rank(row) > self._rank(self.row):
+            if member["id"] not in ids(row["view"]) and self._goes_before(row):
                 self.attach(None, "it was left out of a view")
                 self.out = row["view"]["number"]
                 return
 
-    def _rank(self, row: Json) -> tuple[bool, int, int, str]:
-        view = row["view"]
-        going = self._status(row) in ("going", "stopped")
-        return going, view["number"], len(view["members"]), view["leader"]
+    def _goes_before(self, row: Json) -> bool:
+        """Is the view of this row the one that stays, of it and the own?"""
+        rows, views = (row, self.row), (row["view"], self.row["view"])
+        going = [self._status(one) in ("going", "stopped") for one in rows]
+        if going[0] != going[1] and views[0]["root"] != views[1]["root"]:
+            return going[0]
+        ranks = [(v["number"], len(v["members"]), v["leader"]) for v in views]
+        return ranks[0] > ranks[1]
 
     def _enter(self, view: Json) -> None:
         self.row["view"], self.row["proposal"] = view, None
@@ -248,7 +258,7 @@ class Views:
         self._known = {key: p for key, p in self._known.items() if key[0] > number(view)}
 
     def _propose(self) -> None:
-        wanted = self._next() if self._is_in(self.row) else self._first()
+        wanted = self._next() if self.is_in else self._first()
         mine, base = self.row["proposal"], number(self.row["view"])
         if not wanted:
             self.row["proposal"] = None
@@ -256,11 +266,13 @@ class Views:
             self._is_refused(mine)
         ):  # fmt: skip
             self._newest += 1
+            root = f"{self._newest}.{self._agent}"  # the first view that the later ones come from
             self.row["proposal"] = {
                 "number": self._newest,
                 "leader": self._agent,
                 "base": base,
-                "by": "quorum" if self._is_in(self.row) else "first",
+                "by": "quorum" if self.is_in else "first",
+                "root": self.row["view"]["root"] if self.is_in else root,
                 "members": wanted,
                 "gone": self._gone(wanted),
             }
@@ -268,7 +280,7 @@ class Views:
     def _next(self) -> list[Json]:
         """The members of the next view, if this agent leads to it; none: it stays as it is."""
         last = self._members()
-        there = [m for m in last if not self._proof(m) and self._silence(m["agent"]) < SILENT_S]
+        there = [m for m in last if not self._proof(m) and self.silence(m["agent"]) < SILENT_S]
         there = self._together(there)
         if not there or there[0]["agent"] != self._agent:
             return []
@@ -309,13 +321,15 @@ class Views:
         return [*before, *now][-KEPT:]
 
     def _why(self, member: Json) -> str:
-        silent_s = self._silence(member["agent"])
+        silent_s = self.silence(member["agent"])
         quiet = f"its pod was silent for {silent_s:.0f} s" if silent_s >= SILENT_S else ""
         return self._proof(member) or quiet or "not all of the others can be reached from its pod"
 
     def _is_refused(self, mine: Json) -> bool:
         for member in mine["members"]:
-            accepted = self.rows[member["agent"]]["accepted"] if member["agent"] in self.rows else []
+            accepted = (
+                self.rows[member["agent"]]["accepted"] if member["agent"] in self.rows else []
+            )
             highest = max(map(number, accepted), default=0)
             if highest >= mine["number"] and not self._has(accepted, mine):
                 return True
@@ -330,7 +344,7 @@ class Views:
         least = max([number(self.row["view"]), *map(number, accepted)])
         proposals = [row["proposal"] for row in self.rows.values() if row["proposal"]]
         for one in sorted(proposals, key=number, reverse=True):
-            if self._is_in(self.row):
+            if self.is_in:
                 fits = one["by"] == "quorum" and one["base"] == number(self.row["view"])
             elif one["by"] == "first":
                 fits = status == "fresh" and not self.is_going
@@ -369,5 +383,5 @@ class Views:
         if how and self._held != mine["number"]:
             self.row["broken"] = mine["base"]  # the worker leaves its group to answer
             return
-        view = {key: mine[key] for key in ("number", "leader", "members", "gone")}
+        view = {key: mine[key] for key in ("number", "leader", "root", "members", "gone")}
         self._enter({**view, "by": "lease" if how else mine["by"]})

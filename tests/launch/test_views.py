@@ -227,7 +227,9 @@ def steady(size, least=1):
 
 
 def members(sim):
-    return sorted({tuple(m["pod"] for m in p.views.row["view"]["members"]) for p in sim.pods if p.is_in})
+    return sorted(
+        {tuple(m["pod"] for m in p.views.row["view"]["members"]) for p in sim.pods if p.is_in}
+    )
 
 
 def test_a_killed_worker_is_out_of_the_view_at_once_and_comes_back_last():
