@@ -1,4 +1,4 @@
-"""Launchers as the operator would start them, one a loopback address, for tests of real agents."""
+"""Launchers as the operator would start them, one a loopback address, for tests of real ones."""
 
 import json
 import os
@@ -18,11 +18,10 @@ START = (
     "import sys; from gptddp.launch.launcher import main; "
     "from gptddp.distributed.process import exit_now; exit_now(main(sys.argv[2:], sys.argv[1]))"
 )
-QUICK = (  # a new server imports only what the toy needs, and the end of a job waits for less long
-    "from gptddp.launch import agent, forkserver; "
-    "agent.EXIT_BARRIER_S = 3; forkserver.PRELOAD[1:] = []; "
+QUICK = (  # a new server imports only what the toy needs
+    "from gptddp.launch import forkserver; forkserver.PRELOAD[1:] = []; "
 )
-PORT = 23111  # of the rendezvous
+PORT = 23111  # of the launchers
 KEY = "launchers" * 8
 TOY_FLAGS = ("--steps", "1000000")
 RATE = ("--final-lr", "1")  # the same in a run of any length
