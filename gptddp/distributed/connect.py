@@ -339,7 +339,7 @@ def _join(rank: int, world_size: int, device: torch.device) -> None:
     )
 
 
-def _introduced(brought: list[Any]) -> tuple[tuple[str, ...], str]:
+def _introduced(brought: Any) -> tuple[tuple[str, ...], str]:
     """By what each rank has sent at the start: all pods, and the id that rank 0 has drawn."""
     for rank, it in enumerate(brought):
         if not (isinstance(it, list) and len(it) == 2 and all(isinstance(v, str) for v in it)):

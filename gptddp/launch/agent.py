@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server import api as server
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.multiprocessing.spawn import ProcessContext
 
-from gptddp.distributed import known_lives, pulse, torch_private_elastic
+from gptddp.distributed import pulse, torch_private_elastic
 from gptddp.distributed.environment import pod
 from gptddp.files import is_locked
 from gptddp.launch.hung import Hanging, Pulses, describe, is_stopped
@@ -114,10 +114,10 @@ class Workers:
         if it and it.pid == pid and it.step and code is not None:
             rank = self.first_rank + local_rank
             if code == NO_CODE:
-                known_lives.note_death(rank, "died with the server that it was forked from")
+                pass
             elif code < 0:
                 with contextlib.suppress(ValueError):  # a signal without a name
-                    known_lives.note_death(rank, f"died of {signal.Signals(-code).name}")
+                    pass
 
     def _make_agent(self, *args: Any, **kwargs: Any) -> "_Agent":
         self._agent = _Agent(self, *args, **kwargs | {"exit_barrier_timeout": EXIT_BARRIER_S})

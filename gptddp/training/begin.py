@@ -41,7 +41,8 @@ def newest_state(
     old would have a good checkpoint set aside, and each rank would hold the state twice; it would
     save 0.2 to 0.5 s of 1.1 to 2.4 s (0.5 GB, four ranks on two cores).
     """
-    path = snapshot.path_of(world.memory, config.run_dir) if world.memory else None
+    memory = environment.shared_memory()
+    path = snapshot.path_of(memory, config.run_dir) if memory else None
     kept = snapshot.usable(path) if path else None
     brought = checked(world.gather(kept and (kept.run_id, kept.generation, kept.step, kept.digest)))
     verdict = environment.verdict()  # beside it this rank and its launcher meet
@@ -109,7 +110,7 @@ def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease
     try:
         if not (begun := patiently(lambda: exists(run / LEDGER))):
             patiently(lambda: make_folder(run))
-        claim = Claim(run, world.job, world.life, world.follows, known=begun)
+        claim = Claim(run, world.job, world.life, known=begun)
         began = time.monotonic()
         while (lease := patiently(lambda: claim.poll(_TELL_S))) is None:
             tell(f"waiting until the run is free, for {time.monotonic() - began:.0f} s")

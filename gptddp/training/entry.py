@@ -9,7 +9,7 @@ from gptddp.config import Config
 from gptddp.data.dataset import open_dataset
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World, connect
-from gptddp.distributed.peers import is_lost_peer
+from gptddp.distributed.lost import is_lost_peer
 from gptddp.distributed.pulse import Listening
 from gptddp.distributed.report import VisibleFormatter, report
 from gptddp.distributed.torch_private import TRAINER, check_torch

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gptddp.distributed import connect, environment, peers, pulse, storage
+from gptddp.distributed import connect, environment, lost, pulse, storage
 from gptddp.distributed.connect import World
 from gptddp.distributed.report import report
 from gptddp.errors import Diverged, GptddpError, Hung, LostPeer, NonFiniteError, Superseded
@@ -58,10 +58,10 @@ class Guard:
             raise
         except Exception as error:
             pulse.allow(connect.FIRST_TIMEOUT_S)  # what follows may be long: a snapshot of any size
-            if peers.is_lost_peer(error):  # no step is half done: its collectives come before it
-                blame, closed = peers.blame(error, self.world, time.monotonic() - self.since)
+            if lost.is_lost_peer(error):  # no step is half done: its collectives come before it
+                blame = lost.blame(error, self.world, time.monotonic() - self.since)
                 cause = f"after step {self.progress.step}: {blame}"
-                self.live.leave_snapshot(cause, closed)
+                self.live.leave_snapshot(cause)
                 raise LostPeer(cause) from error
             if isinstance(error, Diverged):
                 self.live.remove_snapshot()

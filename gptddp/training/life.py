@@ -71,7 +71,7 @@ class Life:
         self.progress = Progress.from_meta(state.meta)
         self.spent = RankSeconds(clock, world, world.device)
         self.recorder = Recorder(origin, dataset, lease, world, self.spent) if lease else None
-        memory, run_dir = world.memory, origin.config.run_dir
+        memory, run_dir = environment.shared_memory(), origin.config.run_dir
         path = snapshot.path_of(memory, run_dir) if memory else None
         self.live = LiveState(path, origin, self.spent)
         self.live.identity = {"life": world.life, "pods": world.pods}

@@ -236,7 +236,7 @@ def _given_before(recorded: Summary, world: World) -> int:
     if (it := recorded.from_scratch) is None:
         return 0
     same_job = it.get("job") == world.job if world.job else world.restarts > 0
-    return int(it["generation"]) if same_job or it.get("life") in world.follows else 0
+    return int(it["generation"]) if same_job else 0
 
 
 def _in_history(run: Path, recorded: Summary, step: int, tell: Tell) -> tuple[int, Line | None]:

@@ -16,7 +16,7 @@ from gptddp.checkpoint import run_state
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.data import inventory, lanes
 from gptddp.data.dataset import Dataset
-from gptddp.distributed import environment, known_lives
+from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import ConfigError
@@ -158,7 +158,7 @@ class Recorder:
             world_size=world.world_size,
             nodes=world.nodes,
             restarts=world.restarts,
-            goes_on=len(world.follows) > 1,  # a launcher of its has been in a life before
+            goes_on=world.restarts > 0,
             device=world.device.type,
             seconds=int(self.clock.micros().sum()) / 1e6,
             tokens=progress.tokens,
@@ -192,23 +192,13 @@ class Recorder:
         lines = [*filter(None, [patiently(lambda: newest_line(run))]), *state.lines]
         # by time: a life that does steps again has not come as far as the one before it
         newest = max(lines, key=lambda line: line["time"], default=None)
-        fault = self._with_name(state.fault)
+        fault = state.fault
         last = self._last = patiently(lambda: last_life(recorded, newest, fault, run))
         if last and last.cause:
             at = last.failed_time or last.step_time
             cause = crash_loop.first(run, last.generation) or last.cause
             about = {"generation": last.generation, "step": last.step, "cause": cause, "at": at}
             self.events.emit("end", **about, **last.spent)
-
-    def _with_name(self, fault: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Its cause with the rank that was lost, where a survivor knew of a connection only."""
-        with suppress(LookupError, TypeError, ValueError):  # a snapshot may have anything
-            if not fault or not (closed := fault["closed"]):
-                return fault
-            if who := known_lives.lost(fault["life"], fault["pods"], self.world.came):
-                after = str(fault["cause"]).partition(": ")[0]  # after step N
-                return {**fault, "cause": f"{after}: lost: {who}; noticed in {closed}"}
-        return fault
 
     # -- a step ------------------------------------------------------------------------------------
 

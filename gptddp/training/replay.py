@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -58,7 +58,7 @@ class Replay(Life):
     def __init__(
         self, span: Span, dataset: Dataset, world: World, stop: StopFlag, run_id: str
     ) -> None:
-        begin, world = span.begin, replace(world, memory=None)
+        begin = span.begin
         origin = Origin(
             config=span.config,
             generation=0,
