@@ -112,7 +112,6 @@ class Workers:
         """
         it = pulse.read(pulse.path_of(self.verdict.parent, local_rank))
         if it and it.pid == pid and it.step and code is not None:
-            rank = self.first_rank + local_rank
             if code == NO_CODE:
                 pass
             elif code < 0:

@@ -35,11 +35,11 @@ class FakeMesh:
         for it in list(self.members.values()):
             it.close()
 
-    def wait(self, found: Any, limit_s: float = 30.0) -> Any:
+    def wait(self, found: Any, limit_s: float = 30.0, why: Any = str) -> Any:
         """What `found()` is as soon as it is true; an AssertionError after `limit_s`."""
         with self.changed:
             value = self.changed.wait_for(found, limit_s)
-        assert value, "it has not come"
+        assert value, f"it has not come\n{why()}"
         return value
 
     def by_pod(self, *pods: str) -> list[str]:
