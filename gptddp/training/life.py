@@ -109,7 +109,8 @@ class Life:
     @contextmanager
     def guard(self) -> Iterator[None]:
         """Around all of it: rows are read, and how the life ends is recorded, see guard.py."""
-        self.rows = Rows(self.dataset, self.config, self.world, self.progress.data)
+        data = self.progress.data if self._state else None
+        self.rows = Rows(self.dataset, self.config, self.world, data)
         try:
             with self._guard.around():
                 if not self.step:  # a mistake is told at once; a recovery must not wait for them

@@ -140,8 +140,8 @@ class Worlds:
                     members.answer(found, True)
             elif since and time.monotonic() - since > _BROKEN_S:
                 since = 0.0
-                if self._life.live.is_whole:
-                    members.broken(self._number)
+                if self._life.live.is_whole and self._world.view:
+                    members.broken(self._world.view)
                 elif not members.is_going:
                     raise LifeLost("there is no world any more to come into")
 
