@@ -163,8 +163,10 @@ class Claim:
         """May the lease that was read be taken away? Says what is waited for."""
         lease, now = lease_file.parse(seen[0]), time.monotonic()
         own = lease is not None and self._patient and lease["pid"] == self._me["pid"]
-        if lease and not own and (
-            lease["owner"] in self.follows or lease_file.is_over(lease, self._me)
+        if (
+            lease
+            and not own
+            and (lease["owner"] in self.follows or lease_file.is_over(lease, self._me))
         ):
             return True
         if self._seen is None:

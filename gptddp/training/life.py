@@ -139,7 +139,9 @@ class Life:
         fp = check_replicas(tensors, self.step, self.world)  # all ranks
         self.progress.confirm(fp, self.origin.source)
         self.live.is_whole = True
-        self.machines = sorted(set(map(str, self.world.gather(machine(self.world.device)))))  # all ranks
+        self.machines = sorted(
+            set(map(str, self.world.gather(machine(self.world.device))))
+        )  # all ranks
         if self.recorder:
             self.recorder.begin(tensors, net.n_params(), self.progress, self.machines)
         pending = self.recorder.ledger.pending if self.recorder else None
