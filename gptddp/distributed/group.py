@@ -111,9 +111,9 @@ class Group:
         with self._cutting:
             if self._cut_at or not self.is_broken:
                 return
-            self._cut_at = time.monotonic()
+            cut_at = self._cut_at = time.monotonic()
             self.cut()
-        threading.Thread(target=self._leave, args=(self._cut_at,), daemon=True).start()
+        threading.Thread(target=self._leave, args=(cut_at,), daemon=True).start()
 
     def _leave(self, cut_at: float) -> None:
         """End the process if its main thread does not come out of the collective that was cut.

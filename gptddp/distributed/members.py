@@ -193,7 +193,7 @@ class Members:
     def _read(self) -> None:
         what = "is gone"
         try:
-            with self._socket.makefile("rb") as lines:
+            with self._socket, self._socket.makefile("rb") as lines:
                 while line := lines.readline(_MOST_BYTES):
                     with self._changed:
                         self._take(json.loads(line))
