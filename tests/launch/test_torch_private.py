@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 import gptddp
 from gptddp.distributed import torch_private
-from gptddp.distributed.peers import is_lost_peer
+from gptddp.distributed.lost import is_lost_peer
 from gptddp.distributed.torch_private import LAUNCHER, TRAINER, VERIFIED
 from gptddp.errors import ConfigError
 
