@@ -16,7 +16,7 @@ from support.paths import ROOT
 
 import gptddp
 from gptddp.distributed import torch_private
-from gptddp.distributed.peers import is_lost_peer
+from gptddp.distributed.lost import is_lost_peer
 from gptddp.distributed.torch_private import TRAINER, VERIFIED
 from gptddp.errors import ConfigError
 
