@@ -115,13 +115,9 @@ class Views:
                 self.died(other["agent"], "another launcher has taken its place")
         self.rows[agent] = row
         self._note(row)
-        self.beat(agent)
+        self._silent_s[agent] = 0.0
         for dead, how in row["dead"].items():
             self.died(dead, how)
-
-    def beat(self, agent: str) -> None:
-        """The agent lives."""
-        self._silent_s[agent] = 0.0
 
     def died(self, agent: str, how: str) -> None:
         """There is proof that this agent ended, and its worker with it."""
@@ -226,9 +222,7 @@ class Views:
         for row in self.rows.values() if member else ():
             if number(row["view"]) > number(own["view"]) and member["id"] in ids(row["view"]):
                 self._enter(row["view"])
-        if not self.is_in:
-            return
-        for row in filter(is_member, self.rows.values()):
+        for row in filter(is_member, self.rows.values() if self.is_in else ()):
             if member["id"] not in ids(row["view"]) and self._goes_before(row):
                 self.attach(None, "it was left out of a view")
                 self.out = number(row["view"])
@@ -274,8 +268,7 @@ class Views:
         there = self._together(there)
         if not there or there[0]["agent"] != self._agent:
             return []
-        rows = [self.rows.get(member["agent"]) for member in there]
-        wanted = there
+        rows, wanted = [self.rows.get(member["agent"]) for member in there], there
         if all(status(row) == "going" for row in rows):
             for row in sorted((r for r in self._living() if status(r) == "warm"), key=by_address):
                 more = [*wanted, self._member(row)]
@@ -300,8 +293,7 @@ class Views:
         return {"id": member["id"], "pod": member["pod"], "agent": row["agent"]}
 
     def _gone(self, stay: list[str]) -> list[Json]:
-        """Who of the last view is not in the next, and why; and so of the views before it, as not
-        everybody has seen each."""
+        """Who goes with this view and why, and who went before: not everybody has seen each."""
         gone = list(self.row["view"]["gone"]) if self.row["view"] else []
         for member in [m for m in self._members() if m["id"] not in stay]:
             silent_s = self.silence(member["agent"])
