@@ -119,6 +119,9 @@ class Worlds:
         view = self._newest()
         self._number = view.number
         self._how |= {it.id: it.how for it in view.gone}
+        if self._life.live.is_whole and self._world.members:  # packing begins while the ranks meet
+            place = view.ids.index(self._world.members.me), len(view.ids)
+            self._life.rows.move(self._life.progress.data, *place)
         self._world.form(view)
 
     def _newest(self) -> View:
