@@ -161,6 +161,7 @@ class Worlds:
             raise LifeLost("dropped by the other ranks, which have another rank 0 now")
         assert self._world.members
         self._world.members.rejoin()
+        self._world.alone()
         self._world.members.status("warm")
         self._number, self._proof = 0, None
         self._life.live.is_whole = False

@@ -31,7 +31,8 @@ _NAMED = re.compile(
     r"|as fast as the others again)"
 )
 _STORAGE = re.compile(r"^STORAGE: (?P<trouble>(?!it works again).*)?")
-_BEGUN = re.compile(r"^life \d+: from |^step \d+: .*; \d+ ranks? go on after ")  # its ranks are other ones
+# its ranks are other ones
+_BEGUN = re.compile(r"^life \d+: from |^step \d+: .*; \d+ ranks? go on after ")
 _FAULT = re.compile(r"^life (\d+) ended after step (\d+): (.*)")
 _LOST = re.compile(r"^step (\d+): lost (.*); \d+ ranks? go on after ")  # and the life goes on
 
