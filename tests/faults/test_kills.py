@@ -10,7 +10,7 @@ from support.faulty_jobs import SHORT, check_same_run, long
 from support.owned import owned
 from support.waiting import until
 
-from gptddp.launch.rendezvous import FIRST_REPORT_S
+from gptddp.launch.launcher import FIRST_REPORT_S
 
 STEPS = ("--steps", "600" if SHORT else "1500", "--eval-every", "5000")
 MEMORY = "the others leave their state in memory; all go on from the step in flight"
