@@ -201,12 +201,17 @@ class Mesh:
         with contextlib.ExitStack() as stack:
             stack.callback(self._disconnected, writer, pid)
             stack.enter_context(contextlib.suppress(*TROUBLE))
-            end = os.pidfd_open(pid)  # its children may hold the socket open
+            end = os.pidfd_open(pid)
             stack.callback(os.close, end)
-            self._loop.add_reader(end, reader.feed_eof)
             stack.callback(self._loop.remove_reader, end)
+            self._loop.add_reader(end, self._has_ended, end, reader)
             while line := await reader.readline():
                 self._hear_worker(writer, pid, parse_json(line.decode()))
+
+    def _has_ended(self, end: int, reader: asyncio.StreamReader) -> None:
+        """The worker's process has: its children may hold the socket open."""
+        self._loop.remove_reader(end)
+        self._loop.call_later(TICK_S, reader.feed_eof)  # what it said last comes first
 
     def _disconnected(self, writer: asyncio.StreamWriter, pid: int) -> None:
         if self._worker is writer:

@@ -26,7 +26,7 @@ SILENT_S = 4.0  # of the listener's own running time, until an agent is taken fo
 FORGOTTEN_S = 15.0  # of silence, until a world is taken to have ended: longer than a lease lasts
 CALM_S = 2.0  # without news, until a first view may be smaller than the job asks for
 STARTING_S = 60.0  # that a first view waits for workers which are not ready yet
-KEPT = 256  # of the ends of agents and workers, the newest
+KEPT = 32  # ends of agents and of workers, the newest, and as many as the job has workers
 
 
 def ids(view: Json | None) -> list[str]:
@@ -57,12 +57,6 @@ def status(row: Json | None) -> str:
 def is_member(row: Json) -> bool:
     """Is the worker of an agent in the view of its row?"""
     return row["member"] is not None and row["member"]["id"] in ids(row["view"])
-
-
-def _keep(where: dict[str, str], name: str, how: str) -> None:
-    where.setdefault(name, how)
-    while len(where) > KEPT:
-        del where[next(iter(where))]
 
 
 class Views:
@@ -102,7 +96,7 @@ class Views:
     def attach(self, member: Json | None, how: str) -> None:
         """Another worker, or none, takes the place of the last one, which ended so."""
         if last := self.row["member"]:
-            _keep(self.row["ended"], last["id"], how)
+            self._keep(self.row["ended"], last["id"], how)
         self.row["member"], self.out = member, 0
 
     def hear(self, row: Json) -> None:
@@ -124,10 +118,10 @@ class Views:
         if agent == self._agent:
             self.is_expelled = True
         elif agent not in self.row["dead"]:
-            _keep(self.row["dead"], agent, how)
+            self._keep(self.row["dead"], agent, how)
             if row := self.rows.pop(agent, None):  # what it last said of its worker is said on
                 for member, end in row["ended"].items():
-                    _keep(self.row["ended"], member, end)
+                    self._keep(self.row["ended"], member, end)
 
     def tick(self, seconds: float) -> None:
         """So much time has passed in which this process was running."""
@@ -180,6 +174,11 @@ class Views:
     def silence(self, agent: str) -> float:
         """For how many seconds an agent has not been heard."""
         return self._silent_s.get(agent, 0.0)
+
+    def _keep(self, where: dict[str, str], name: str, how: str) -> None:
+        where.setdefault(name, how)
+        while len(where) > KEPT + self.most:
+            del where[next(iter(where))]
 
     def _living(self, limit_s: float = SILENT_S) -> list[Json]:
         return [row for row in self.rows.values() if self.silence(row["agent"]) < limit_s]
@@ -300,7 +299,7 @@ class Views:
             quiet = f"its pod was silent for {silent_s:.0f} s" if silent_s >= SILENT_S else ""
             how = self._proof(member) or quiet or "its pod and another one do not hear each other"
             gone.append({"id": member["id"], "pod": member["pod"], "how": how})
-        return gone[-KEPT:]
+        return gone[-KEPT - self.most :]
 
     def _is_refused(self, mine: Json) -> bool:
         """Has a member promised to accept higher numbers only?"""

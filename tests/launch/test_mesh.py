@@ -199,6 +199,17 @@ def test_a_stranger_can_neither_join_nor_disturb(job):
     assert other.view[1] in ([], [other.address])
 
 
+def test_one_that_is_taken_for_dead_though_it_lives_comes_back_as_another(job):
+    """A reset that somebody else has sent passes for a proof: no reason to stay out for good."""
+    one = job(2)
+    number, _ = one.agree(one.pods)
+    workers = [pod.worker for pod in one.pods]
+    os.kill(one.pods[0].process.pid, signal.SIGUSR1)
+    until(lambda: one.pods[0].view[0] > number + 1)
+    one.agree(one.pods)
+    assert workers == [pod.worker for pod in one.pods]
+
+
 def test_siblings_follow_from_the_endpoint():
     """The operator's names, and the addresses of local pods; each worker of a pod has a port."""
     assert siblings("a-worker-0.ns.svc:29400", 2) == [
