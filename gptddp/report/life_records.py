@@ -9,7 +9,7 @@ from typing import Any
 from gptddp.run.owners import Owners
 from gptddp.run.recovery import PARTS
 
-PART_NAMES = dict(zip(PARTS, ("detection", "reforming", "reload", "first step"), strict=True))
+PART_NAMES = dict(zip(PARTS, ("reforming", "reload", "first step"), strict=True))
 MOST_RANKS = 1 << 16  # of a life; a ledger that says more is damaged
 _BUDGETS = {
     "steps": "all its steps were done",

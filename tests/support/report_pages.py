@@ -129,7 +129,7 @@ def write(
                   config=config)  # fmt: skip
             phases = {"init": [5.0] * ranks, "step": [0.0] * ranks, "wait": [0.0] * ranks}
             if step:
-                parts = {"detect_s": 0.5, "reform_s": 3.0, "reload_s": 5.0, "first_step_s": STEP_S}
+                parts = {"reform_s": 3.5, "reload_s": 5.0, "first_step_s": STEP_S}
                 event("recovered", life, step=step + 1, world_size=ranks, **parts, total_s=9.0)
             with open(run / f"log.{life}.jsonl", "w") as log:
                 for step in range(step + 1, steps * life // lives + 1):  # noqa: B020
