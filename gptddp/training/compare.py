@@ -17,7 +17,8 @@ def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
     world = life.world
     step = life.step if life.live.is_whole else -1
     fp = state_fp(life.tensors) if step >= 0 else 0
-    mine = step, fp, layout, life.generation, int(books), machine(world.device)
+    generation = life.recorder.generation if life.recorder else life.generation
+    mine = step, fp, layout, generation, int(books), machine(world.device)
     rows = world.gather(mine)  # all ranks
     if [[type(it) for it in row] for row in rows] != [[*[int] * 5, str]] * len(rows):
         raise BadMessage("a rank", f"{rows!r:.80} for the state that it has")

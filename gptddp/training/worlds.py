@@ -302,7 +302,7 @@ class Worlds:
         """On a new rank 0: has it the books now? Then they get what has happened meanwhile."""
         life = self._life
         if self.takeover and (recorder := self.takeover.recorder()):
-            self.takeover, life.recorder, life.generation = None, recorder, recorder.generation
+            self.takeover, life.recorder = None, recorder
             for step, line in life.live.lines.items():
                 if step > recorder.origin.step:
                     recorder.step(line, life.progress, 0.0)
