@@ -98,8 +98,9 @@ def prometheus(prepared, routes, tmp_path) -> Iterator[Prometheus]:
 
 
 def test_pods_are_found_scraped_lost_and_found_again(prepared, prometheus):
-    """Both pods, by the PodMonitor's relabelling, the page's and a generic job's: rank 0's is up. When
-    it is deleted, the other one has rank 0, and keeps it; the run's numbers are the log's to the end.
+    """Both pods, by the PodMonitor's relabelling, the page's and a generic job's: rank 0's is up.
+
+    It is deleted: the other pod has rank 0, and keeps it. The run's numbers are the log's.
     """
     job = Job(prepared, NAME)
     job.submit(*SMALL_PODS, "--", *TINY, f"--steps={STEPS}")
