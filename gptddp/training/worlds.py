@@ -178,6 +178,7 @@ class Worlds:
                 "world_size": world.world_size,
                 "nodes": world.nodes,
                 "pods": pods,
+                "machines": life.machines,
                 "lost": [
                     {"rank": rank, "pod": pod, "how": self._how.get(id, "it is lost")}
                     for rank, (id, pod) in enumerate(old.items())

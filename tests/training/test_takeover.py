@@ -31,6 +31,7 @@ def lose_rank_0(life: Life) -> None:
         it.close()
     books.lease.close()
     about = {"world_size": 1, "nodes": 1, "pods": [""], "lost": LOST, "joined": [], "pause_s": 0.2}
+    about["machines"] = life.machines
     life.progress.state_fp = state_fp(life.tensors)  # as the ranks have compared it
     spent = {"phases": life.spent.by_phase(), "since_s": 0.0, "at": time.time()}
     event = {"event": "world", "generation": life.generation, "time": time.time()}
