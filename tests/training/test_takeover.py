@@ -41,7 +41,7 @@ def lose_rank_0(life: Life) -> None:
 
 
 def test_rank_0_lost_again_and_again_in_one_outage_leaves_no_gap(run, disk, tmp_path, monkeypatch):
-    """Twice while the disk is full, once when it works again: the log has every step, the ledger how
+    """Twice while the disk is full, once when it works: the log has every step, and the ledger how
     all books begin and end, as each rank keeps that until it is on the disk."""
     agree, plan = Life.agree, {3: "ENOSPC", 7: "ENOSPC", 9: None}
 
