@@ -56,7 +56,6 @@ class Worlds:
         self._ids: list[str] = view.ids if view else []  # of the last world entered, by rank
         self._how: dict[str, str] = {}  # each member that is gone since then
         self._noticed: float | None = None  # monotonic: that the world is over
-        self._told_since: float | None = None  # monotonic: this rank is to stop
         self._proof: Proof | None = None
         self._lease: Lease | None = None  # taken as the proof for a view
         self._pods: list[str] = list(self._world.pods)  # of `_ids`
