@@ -101,7 +101,7 @@ class Ending(threading.Thread):
         recorder, now = self._recorder, self._progress
         where, error = "no step was done", None
         if now.step > recorder.origin.step or recorder.origin.source == "memory":
-            state = self._tensors, now, recorder.of_step(now), self._cause != "stopped"
+            state = self._tensors, now, recorder.of_step(now)
             error = self._insist(lambda: recorder.saves.save_last(*state))
             where = error or f"checkpoint {recorder.saves.writer.parent} is saved"
         if error is None or self._cause == "stopped":
