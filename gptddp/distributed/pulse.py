@@ -58,11 +58,6 @@ def beat(step: int | None = None) -> None:
     _cells[_BEATS] += 1
 
 
-def beats() -> int:
-    """How often this process has beaten."""
-    return int(_cells[_BEATS])
-
-
 def allow(collective_s: float) -> None:
     """The next beats may each take as long as a collective waits for a silent peer, and more."""
     _cells[_LIMIT_S] = collective_s + MARGIN_S

@@ -25,7 +25,7 @@ _STEP = re.compile(
 )
 _SLOW = re.compile(r"(rank \d+(?: \([^)]*\))?) (\d+\.\d)x")
 _SAVED = re.compile(r"checkpoint (step-\S+) is saved|^life \d+: from (step-[^,\s]+)")
-_STALL = re.compile(r"^(?:gptddp\.launch: )?step (\d+) has not moved for (\d+) s: (.*)")
+_STALL = re.compile(r"^step (\d+) has not moved for (\d+) s: (.*)")
 _MOVED = re.compile(r"^step \d+ has moved|^life \d+: from ")
 _NAMED = re.compile(
     r"^step \d+: (?P<name>rank \d+(?: \([^)]*\))?) is (?:slow: it takes (?P<ratio>\d+\.\d) times"
