@@ -101,9 +101,9 @@ class Silence:
 class Listening:
     """A thread that ends this process where it hangs; for as long as the context lasts.
 
-    `last_words(where)` is called in another thread first, and returns the exit code; it may leave
-    the state to the next life. A process that nobody would start again, at a terminal where
-    somebody sees it, is not ended: it may be at a breakpoint.
+    `last_words(where)` is called in another thread first, and returns the exit code. A process that
+    nobody would start again, at a terminal where somebody sees it, is not ended: it may be at a
+    breakpoint.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gptddp.distributed import pulse
 
 STACK_S = 0.2  # for a worker to write its stack
-LATER_S = 20.0  # than the worker's own thread, which can leave the state
+LATER_S = 20.0  # than the worker's own thread, which knows more of it
 _NO_BEAT = -1  # the beats of a worker that has no pulse
 # As long as it has not asked for SIGUSR1, that signal ends it.
 _NOT_BEGUN = "hangs before its trainer has begun"

@@ -17,7 +17,8 @@ def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
     world = life.world
     step = life.step if life.live.is_whole else -1
     fp = state_fp(life.tensors) if step >= 0 else 0
-    mine = step, fp, layout, life.generation, int(books), machine(world.device)
+    generation = life.recorder.generation if life.recorder else life.generation
+    mine = step, fp, layout, generation, int(books), machine(world.device)
     rows = world.gather(mine)  # all ranks
     if [[type(it) for it in row] for row in rows] != [[*[int] * 5, str]] * len(rows):
         raise BadMessage("a rank", f"{rows!r:.80} for the state that it has")
@@ -29,9 +30,12 @@ def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
     if len({fps[rank] for rank in have}) > 1:
         raise Diverged({rank: fps[rank] for rank in have}, newest, world.names)
     if layout != layouts[giver]:
-        raise ConfigError("this process would add up its gradients in another order")
+        raise ConfigError(
+            "this worker's DDP would add up gradients in another order than the ranks that go on: "
+            "all pods of a run must have the same torch, on the same kind of device"
+        )
     if len({*layouts}) > 1:
-        raise LostPeer("a rank that has come would add up its gradients in another order")
+        raise LostPeer("a worker that has come would add up gradients in another order: it ends")
     if len(have) < world.world_size:
         _hand_over(life, giver, step == newest, known)
     life.generation, life.machines = max(generations), sorted({*machines})

@@ -116,12 +116,16 @@ class Life(LifeParts):
         )  # all ranks
         if self.recorder:
             self.recorder.begin(tensors, net.n_params(), self.progress, self.machines)
-        pending = self.recorder.ledger.pending if self.recorder else None
-        begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
-        self.live.begun(begun, pending)
+        self._begun()  # all ranks
         chain = f"{self.progress.chain_fp:016x}"  # the log may be another run's
         known = self.origin.line or {}
         self.line = known if known.get("chain_fp") == chain else {}
+
+    def _begun(self) -> None:
+        """All ranks: keep how these books begin, as long as it is not on rank 0's disk."""
+        pending = self.recorder.ledger.pending if self.recorder else None
+        begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
+        self.live.begun(begun, self.step, pending)
 
     def go_on(self, moved: bool) -> None:
         """All ranks, which have the same state: what is due before the next step; `moved`: into
@@ -162,7 +166,9 @@ class Life(LifeParts):
         of_0 = (self.recorder.generation if self.recorder else 0), logged, now.train_s
         agreed = agree(batch, said, of_0, self.spent, self.world)
         self.live.forget(agreed.logged)
-        self.generation = max(self.generation, agreed.generation)
+        if agreed.generation > self.generation:  # a new rank 0 has the books
+            self.generation = agreed.generation
+            self._begun()  # all ranks
         now.train_s = agreed.train_s  # whichever rank's state is gone on from, it has what decided
         self.cause = used_up(self.config, now.step, now.tokens, now.train_s)
         self.worlds.agreed(agreed.stop, agreed.late, asked, agreed.news)

@@ -32,13 +32,14 @@ class LiveState:
     def begun(
         self,
         events: Sequence[Mapping[str, Any]],
+        step: int,
         pending: Callable[[], list[dict[str, Any]]] | None = None,
     ) -> None:
-        """Rank 0 has recorded how this life begins, and these events are not yet on its disk.
+        """Rank 0 has begun its books before or after `step`, and has not these events on its disk.
 
         `pending`: on rank 0, what its ledger has not yet there, at any time.
         """
-        self.events, self._events_step, self._pending = events, self.origin.step, pending
+        self.events, self._events_step, self._pending = events, step, pending
 
     def keep_event(self, event: Mapping[str, Any], step: int) -> None:
         """What rank 0 records in the ledger after `step`, where this rank knows it as well."""
