@@ -21,6 +21,7 @@ _NOTE, _WARN = logging.INFO, logging.WARNING
 # By kind of event: the level of its line, and the text, which takes its fields. gptddp-k8s reads
 # some of them (k8s/observe/rank_0_log.py).
 _TEXTS = {
+    "spike": (_WARN, "step {step}: {field} is {value:.4g}, where {usual:.4g} is usual"),
     "slow": (
         _WARN,
         "step {step}: {name} is slow: it takes {ratio:.1f} times as long as the ranks' median",

@@ -29,6 +29,7 @@ IN_LEDGER = {  # the kinds that are in the ledger
     "recovered": "its first step is done: where the seconds since the last one went",
     "checkpoint": "a save has ended: with a name, or with an error",
     "quarantine": "row groups that cannot be read are left out from now on",
+    "spike": "loss or gradient norm is many times its usual size",
     "slow": "a rank is slower than the others",
     "slow_end": "it is not any more",
     "diverged": "ranks differ",

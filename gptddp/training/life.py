@@ -259,7 +259,7 @@ class Life(LifeParts):
             first = self.step - self.progress.skipped + 1
             how = "rank 0 says how to go back"
             if self.recorder:
-                how = way_back(Path(self.config.run_dir), first)
+                how = way_back(Path(self.config.run_dir), self.recorder.spikes.since or first)
             raise NonFiniteError(
                 f"step {self.step}: loss or gradient not finite {self.progress.skipped} times in a "
                 f"row (max_skipped is {self.config.max_skipped}): {how}, or look at the data"

@@ -22,7 +22,7 @@ from gptddp.errors import ConfigError
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
 from gptddp.run import copies, crash_loop, recovery
-from gptddp.run.history import Ledger, RunLog, complete, newest_line, recover
+from gptddp.run.history import Ledger, RunLog, complete, history, newest_line, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
@@ -35,6 +35,7 @@ from gptddp.training.events import IN_LEDGER, Events, to_log
 from gptddp.training.metrics import Metrics
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
+from gptddp.training.spikes import WINDOW, Spikes
 from gptddp.training.stop import StopFlag
 from gptddp.training.stragglers import Stragglers
 
@@ -84,6 +85,7 @@ class Recorder:
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
         self._stragglers = self._of_world()
+        self.spikes = Spikes()
         self._machines: Sequence[str] = ()  # what the ranks compute on
         self._ready = 0.0  # unix seconds at which the first step began
         self._scrapes: Scrapes | None = None
@@ -130,6 +132,10 @@ class Recorder:
         self._start(progress, machines)
         self.saves.begin(tensors, recorded)
         patiently(lambda: complete(run, self.log, lines, origin.step))  # behind the start
+        if step := origin.step:  # earlier lives say what is usual
+            for line in patiently(lambda: [*history(run, step - WINDOW, step)]):
+                with suppress(LookupError, TypeError):  # a foreign line
+                    self.spikes.add(line)
         if origin.source not in ("scratch", "memory"):
             read_s = self.clock.seconds["restore"]
             self.events.emit("loaded", step=origin.step, seconds=read_s)
@@ -237,6 +243,8 @@ class Recorder:
                 emit(kind, step=step, **about)
         slow = self._stragglers.shown
         emit("step", line=line, train_s=progress.train_s, step_s=step_s, owned=owned, slow=slow)
+        for about in self.spikes.add(line):
+            emit("spike", step=step, **about)
         if self._last:  # this was the first step of a life that is not the first
             parts = recovery.seconds(self._last, self.clock.began, self._ready, line["time"])
             emit("recovered", step=step, world_size=line["world_size"], **parts)

@@ -26,7 +26,7 @@ class Tracker:
     over is given up after `patience_s`, and so is what comes while it is far behind.
     """
 
-    NOTES = ("changed", "end", "quarantine", "slow", "stop")
+    NOTES = ("changed", "end", "quarantine", "slow", "spike", "stop")
 
     def __init__(self, client, patience_s=5.0):
         self.client, self.patience_s = client, patience_s
