@@ -78,4 +78,8 @@ def _words(event: Mapping[str, Any]) -> str:
             return f"{event.get('name')} is slow: {number(event.get('ratio')):.1f} times the median"
         case "slow_end":
             return f"{event.get('name')} is not slow any more, after {took}"
+        case "stall":
+            return f"the step does not move, after {took}: {event.get('where')} ({names})"
+        case "stall_end":
+            return f"the step has moved, after {took}"
     return ""

@@ -27,6 +27,9 @@ _TEXTS = {
         "step {step}: {name} is slow: it takes {ratio:.1f} times as long as the ranks' median",
     ),
     "slow_end": (_NOTE, "step {step}: {name} is as fast as the others again"),
+    "stall": (_WARN, "step {step} has not moved for {seconds:.0f} s: {where}"),
+    "still": (_WARN, "step {step} has not moved for {seconds:.0f} s: {where}"),
+    "stall_end": (_NOTE, "step {step} has moved, after {seconds:.0f} s"),
 }
 
 log = logging.getLogger(__name__)

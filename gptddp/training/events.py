@@ -32,12 +32,15 @@ IN_LEDGER = {  # the kinds that are in the ledger
     "spike": "loss or gradient norm is many times its usual size",
     "slow": "a rank is slower than the others",
     "slow_end": "it is not any more",
+    "stall": "a step does not move: where each rank is",
+    "stall_end": "it has moved",
     "diverged": "ranks differ",
     "stop": "the life ends in good order",
 }
 OTHERS = {  # the kinds that are not
     "step": "a step is done; `line` is its line of the log",
     "completed": "the evaluation or the fingerprint of the last step was missing, and is done",
+    "still": "a step that stalls has not moved yet",
     "loaded": "a checkpoint was read",
     "newest": "the newest checkpoint, whoever has saved it",
     "storage": "the storage begins to fail, or works again",

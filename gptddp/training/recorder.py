@@ -36,6 +36,7 @@ from gptddp.training.metrics import Metrics
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
 from gptddp.training.spikes import WINDOW, Spikes
+from gptddp.training.stalls import Stall
 from gptddp.training.stop import StopFlag
 from gptddp.training.stragglers import Stragglers
 
@@ -87,7 +88,9 @@ class Recorder:
         self._stragglers = self._of_world()
         self.spikes = Spikes()
         self._machines: Sequence[str] = ()  # what the ranks compute on
+        self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
+        self._stepped_at = time.monotonic()  # when the last step was recorded
         self._scrapes: Scrapes | None = None
         if c.metrics_port:
             loopback = world.address if world.address.startswith("127.") else ""
@@ -237,6 +240,11 @@ class Recorder:
         if "phases" in line or step % self.config.log_every == 0:  # it will be said
             self._sums.owners.phases = line.get("phases") or spent.by_phase()
             owned = self._sums.owners.so_far()
+        if stall := self._stall:  # it has moved after all
+            self._stall = None
+            # not by the pulse, which counts less where its listener could not run either
+            stalled_s = max(stall.seconds, time.monotonic() - self._stepped_at)
+            emit("stall_end", step=step, seconds=round(stalled_s, 1))
         if step > self.origin.step + 2:  # the clocks are of the step before; the first warms up
             seconds = step_s + line["data_wait_s"]
             for kind, about in self._stragglers.add(seconds, spent.busy_s):
@@ -249,6 +257,7 @@ class Recorder:
             parts = recovery.seconds(self._last, self.clock.began, self._ready, line["time"])
             emit("recovered", step=step, world_size=line["world_size"], **parts)
             self._last = None
+        self._stepped_at = time.monotonic()
         if self._copies is None:
             self._copies = self._begin_copies()
         self.saves.watch()
@@ -260,6 +269,13 @@ class Recorder:
         config = {**about, "generation": origin.generation, "config": to_saved(self.config)}
         files = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
         return copies.begin(Path(self.config.run_dir), config, files)
+
+    def stalled(self, stall: Stall) -> None:
+        """In a thread: a step does not move. The ledger has it once, however long it lasts."""
+        names = [self.world.names[rank] for rank in stall.missing]
+        where = {"ranks": stall.missing, "names": names, "where": stall.text}
+        kind, self._stall = "still" if self._stall else "stall", stall
+        self.events.emit(kind, step=stall.step, seconds=round(stall.seconds, 1), **where)
 
     # -- beside the steps --------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ def test_the_line_has_the_newest_step_and_the_numbers_of_rank_0s_log(tmp_path):
         at = f"loss {loss:.3f}  " if loss else ""
         assert shown.startswith(f"step {step}/400  {at}")
     assert "█" not in shown and shown.count("44,000 tok/s  ETA 4:40  pods 2/2  goodput 97%") == 1
-    assert "slow rank 3 (demo-worker-3) 2.1 times the median" in shown
+    assert "slow rank 3 (demo-worker-3) 2.1 times the median  stalled" in shown
     newest.write_text('{"step": 1, "loss": 0.5}\n')
     assert progress.line("pods 2/2", 8).startswith("step 1/400  loss 0.500  44,000 tok/s")
     newest.write_text('{"step": 2, "loss": 0.25}\n')

@@ -23,8 +23,12 @@ def test_what_rank_0_says_is_read_back(said):
         "slow": [{"name": "rank 3 (demo-worker-3)", "ratio": 2.1}],
     }
     assert found["losses"] == {100: 2.5, 110: 2.25, 120: 2.0}
+    about = {"step": 121, "seconds": 12, "text": "rank 3 (demo-worker-3) gives no sign of life"}
+    assert found["stall"] == about
     assert (found["fault"]["life"], found["fault"]["step"]) == (1, 99)
     assert found["fault"]["cause"].startswith("rank 2 (demo-worker-2) has not answered")
+    assert progress([*said, "step 121 has moved, after 30 s"])["stall"] is None
+    assert progress([*said, said[-2]])["stall"] is None
     shown = rows(found)
     assert shown["slow"] == "rank 3 (demo-worker-3) 2.1 times the median"
     assert shown["goodput"] == "97%" and shown["last fault"].startswith("life 1, after step 99: ")

@@ -61,7 +61,7 @@ def test_status_has_formats_with_everything(k8s, running):
     result = k8s("status", "demo", "-o", "json")
     found = json.loads(result.stdout)
     assert found["progress"]["step"] == 130
-    assert (found["fault"], found["submit"]) == (None, LINE)
+    assert (found["stall"], found["fault"], found["submit"]) == (None, None, LINE)
     assert found["replicas"] == {"ready": 3, "desired": 4, "min": 2, "max": 4}
     assert found["causes"][0]["id"] == "image" and found["causes"][0]["pods"] == ["demo-worker-3"]
     assert [c["type"] for c in found["conditions"]] == ["Created", "Running"]

@@ -25,6 +25,8 @@ _STEP = re.compile(
 )
 _SLOW = re.compile(r"(rank \d+(?: \([^)]*\))?) (\d+\.\d)x")
 _SAVED = re.compile(r"checkpoint (step-\S+) is saved|^life \d+: from (step-[^,\s]+)")
+_STALL = re.compile(r"^step (\d+) has not moved for (\d+) s: (.*)")
+_MOVED = re.compile(r"^step \d+ has moved|^life \d+: from ")
 _NAMED = re.compile(
     r"^step \d+: (?P<name>rank \d+(?: \([^)]*\))?) is (?:slow: it takes (?P<ratio>\d+\.\d) times"
     r"|as fast as the others again)"
@@ -67,16 +69,17 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
     """The newest of each in these lines, None for what they do not have.
 
     `progress`: step, steps, loss, tok_s, left_s, goodput (0 to 1) and slow ranks with the ratio to
-    the median. `checkpoint`: the newest, where it is named. `storage`: what fails in it. `fault`:
-    how the last life ended that could not say so itself. `losses`: by step.
+    the median. `checkpoint`: the newest, where it is named. `storage`: what fails in it. `stall`: a
+    step that does not move. `fault`: how the last life ended that could not say so itself.
+    `losses`: by step.
     """
-    names = ("progress", "checkpoint", "storage", "fault")
+    names = ("progress", "checkpoint", "storage", "stall", "fault")
     found: dict[str, Any] = dict.fromkeys(names)
     losses: dict[int, float] = {}
     slow: dict[str, float] = {}  # by name, as a step's line comes every `log_every` steps only
     for line in logged:
         if step := _STEP.search(line):
-            found |= {"progress": (done := _step(step)), "checkpoint": None}
+            found |= {"progress": (done := _step(step)), "stall": None, "checkpoint": None}
             slow = {it["name"]: it["ratio"] for it in done["slow"]}
             if step["storage"]:
                 found["storage"] = found["storage"] or "it fails: the pod's log says how"
@@ -86,6 +89,9 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
             slow.pop(named["name"], None)
             if named["ratio"]:
                 slow[named["name"]] = float(named["ratio"])
+        elif stall := _STALL.match(line):
+            seconds = int(stall[2])
+            found["stall"] = {"step": int(stall[1]), "seconds": seconds, "text": stall[3]}
         elif fault := _FAULT.match(line):
             about = {"life": int(fault[1]), "step": int(fault[2]), "cause": fault[3]}
             found["fault"] = about
@@ -95,6 +101,8 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
             found["storage"] = storage["trouble"]
         elif saved := _SAVED.search(line):
             found["checkpoint"] = saved[1] or saved[2]
+        if _MOVED.match(line):
+            found["stall"] = None
         if _BEGUN.match(line):
             slow, found["storage"] = {}, None
     if found["progress"]:
@@ -124,9 +132,11 @@ def _step(found: re.Match[str]) -> dict[str, Any]:
 
 def rows(found: dict[str, Any]) -> dict[str, str]:
     """The same for a reader: a name and a text for each that there is."""
-    done, fault = found["progress"] or {}, found["fault"]
-    shown = {"goodput": "", "storage": found["storage"] or "", "slow": ""}
+    done, stall, fault = found["progress"] or {}, found["stall"], found["fault"]
+    shown = {"goodput": "", "storage": found["storage"] or "", "slow": "", "stalled": ""}
     shown["last fault"] = ""
+    if stall:
+        shown["stalled"] = f"step {stall['step']}, {stall['seconds']} s: {stall['text']}"
     if slow := done.get("slow"):
         shown["slow"] = ", ".join(f"{it['name']} {it['ratio']:.1f} times the median" for it in slow)
     if done.get("goodput") is not None:
