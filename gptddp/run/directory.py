@@ -4,6 +4,7 @@ ledger.jsonl        a line an event, over all lives: what the run is; see summar
 log.<n>.jsonl       a line a step, by the life of generation n; see history.py
 checkpoints/        see checkpoint/store.py
 faults/             the trainer's own errors; see crash_loop.py
+samples.jsonl       texts of the model
 lease.json          which job has the run; see lease.py
 config.json, dataset.json, finished.json    copies for people; see copies.py
 """
@@ -18,6 +19,7 @@ DATASET = "dataset.json"
 LEDGER = "ledger.jsonl"
 CHECKPOINTS = "checkpoints"
 FAULTS = "faults"
+SAMPLES = "samples.jsonl"
 LEASE = "lease.json"
 FINISHED = "finished.json"
 

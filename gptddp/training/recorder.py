@@ -33,6 +33,7 @@ from gptddp.training.clock import RankSeconds
 from gptddp.training.console import Console
 from gptddp.training.events import IN_LEDGER, Events, to_log
 from gptddp.training.metrics import Metrics
+from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
 from gptddp.training.spikes import WINDOW, Spikes
@@ -79,7 +80,7 @@ class Recorder:
         self.metrics.state = lambda: self.clock.state(stop.asked)
         self._sums = Summary()  # of the run's events
         records = self._to_ledger, to_log(self.log)
-        views = self.metrics, Console(origin)
+        views = self.metrics, Console(origin), to_samples(run)
         self.events = Events(origin.generation, records, views)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.events)
         self._line: Mapping[str, Any] = origin.line or {}  # of the last step
