@@ -288,7 +288,7 @@ class Launcher:
     def _was_killed(self, code: int | None) -> bool:
         """Has it ended for a reason that the next one will not have, too?"""
         lived_s = time.monotonic() - self.going_s  # -inf: in no view
-        return lived_s > (0 if code in KILLS else LIVED_S)
+        return lived_s > (0 if code in KILLS or self.mesh.is_bereaved else LIVED_S)
 
     def _is_logged(self, record: logging.LogRecord) -> bool:
         """Of what torchrun says: not how a worker has ended, which we say, and it with a stack."""

@@ -95,6 +95,13 @@ class Mesh:
         member = self.views.row["member"]
         return self.rank is not None and bool(member) and member["status"] == "going"
 
+    @property
+    def is_bereaved(self) -> bool:
+        """Has another of the last view ended, whatever has become of the own worker since?"""
+        view = self.views.row["view"] or {"members": []}
+        others = [m["id"] for m in view["members"] if m["agent"] != self.views.row["agent"]]
+        return not set(others).isdisjoint(self.views.lost)
+
     def close(self, why: str) -> None:
         """Leave: the others are told why, and the connections end."""
         with contextlib.suppress(RuntimeError):  # it has ended
@@ -286,7 +293,7 @@ class Mesh:
     def _tell_worker(self) -> None:
         """Push what the worker does not know yet."""
         views = self.views
-        news: Json = {"out": views.out, "lost": views.lost, "going": views.is_going}
+        news: Json = {"out": views.out, "lost": views.is_in and views.lost, "going": views.is_going}
         news |= {"lease": views.question, "view": views.row["view"] if views.is_in else None}
         for name, value in news.items() if self._worker else ():
             if value != self._told.get(name):

@@ -160,8 +160,8 @@ class Views:
 
     @property
     def lost(self) -> list[str]:
-        """The members of the own view that are known to have ended."""
-        return [m["id"] for m in self._members() if self._end(m)] if self.is_in else []
+        """The members of the last view that are known to have ended."""
+        return [m["id"] for m in self._members() if self._end(m)]
 
     @property
     def question(self) -> Json | None:

@@ -3,10 +3,14 @@
 import heapq
 import itertools
 import json
+import math
 import random
+import time
 
 import pytest
 
+from gptddp.launch.launcher import Launcher
+from gptddp.launch.mesh import Mesh
 from gptddp.launch.views import Views, ids
 
 TICK_S, ROW_S, EXPIRY_S = 0.1, 0.5, 12.0
@@ -287,3 +291,19 @@ def test_a_group_that_is_broken_gets_a_new_view_of_the_same_members():
     sim.run(sim.now + 0.3)
     assert [p.views.row["view"]["number"] for p in sim.pods] == [2, 2, 2]
     assert members(sim) == [("w-0", "w-1", "w-2")]
+
+
+def test_whose_worker_ends_as_another_is_lost_knows_it_afterwards():
+    """Then it is not the worker's fault, and the next one is started at once."""
+    members = [{"id": "m", "pod": "x", "agent": "a"}, {"id": "n", "pod": "y", "agent": "b"}]
+    one = Views("a", "x:1", 1, 2)
+    one.attach({"id": "m", "pod": "x", "status": "fresh"}, "")
+    one.row["view"] = {"number": 1, "members": members}
+    it, mesh = object.__new__(Launcher), object.__new__(Mesh)
+    it.mesh, mesh.views, it.going_s = mesh, one, time.monotonic() - 1
+    one.attach(None, "its process ended with exit code 1")
+    assert not it._was_killed(1)
+    one.died("b", "its pod has ended")
+    assert it._was_killed(1)
+    it.going_s = math.inf  # the next one fails before it is in a view
+    assert not it._was_killed(1)

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from gptddp.errors import ConfigError, Diverged, LifeLost, LostPeer, Stopped
+from gptddp.errors import Broken, ConfigError, Diverged, LifeLost, LostPeer, Stopped
 from gptddp.run.owners import Owners
 from gptddp.run.progress import Progress
 from gptddp.training.compare import compare
+from gptddp.training.guard import Guard
 from gptddp.training.worlds import Worlds
 
 TENSORS = {"w": torch.arange(6.0)}
@@ -145,3 +146,20 @@ def test_the_rank_seconds_of_two_worlds_add_up():
     found = {name: it for name, it in owners.so_far().items() if it}
     assert found == {"training": 24.0, "waiting": 1.0, "detection": 2.0, "reforming": 2.0}
     assert owners.redo_until == 9
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_no_end_is_recorded_of_a_life_whose_start_is_not(restored):
+    """A ledger that began with it would end the job for good."""
+    events: list[str] = []
+    ledger = SimpleNamespace(emit=lambda name, **about: events.append(name))
+    recorder = SimpleNamespace(events=ledger, close=lambda: None)
+    spent = SimpleNamespace(by_phase=dict, since_s=0.0)
+    world = SimpleNamespace(is_static=False)
+    life: Any = SimpleNamespace(recorder=recorder, world=world, spent=spent, step=0)
+    life.stalls = SimpleNamespace(over=False)
+    guard = Guard(life)
+    guard.restored = restored
+    with pytest.raises(LostPeer), guard.around():
+        raise Broken("another is lost")
+    assert events == ["end"] * restored
