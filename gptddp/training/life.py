@@ -71,9 +71,7 @@ class Life(LifeParts):
         self.tokenizer = dataset.tokenizer()
         self.worlds: Worlds  # from `restore` on
         self._began_step = 0.0  # monotonic
-        self._parts, self._beats = 0, 0  # micro-batches of the step; of the pulse, at its beginning
         self._guard = Guard(self)
-        stop.unfinished = self._unfinished
         stop.hung, stop.silent = self._guard.hung, self.stalls.silent
 
     @property
@@ -157,19 +155,8 @@ class Life(LifeParts):
         batch = quarantine.next_batch(self.rows.loader, self.config.on_bad, decided)
         redo = self.step < self.origin.step + self.origin.redo
         self.clock.enter("warmup" if self.step == self.origin.step else "redo" if redo else "step")
-        self._began_step, self._beats = time.monotonic(), pulse.beats()
-        rows = self.config.batch // self.config.lanes  # of a slot
-        self._parts = len(batch.tokens) // rows * -(-rows // self.config.micro_batch)
+        self._began_step = time.monotonic()
         return batch
-
-    def _unfinished(self) -> str:
-        """In a thread: the step that a stop waits for; "" where there is none."""
-        if self.clock.phase not in ("warmup", "redo", "step") or environment.ranks().local_rank:
-            return ""
-        took_s, done = time.monotonic() - self._began_step, pulse.beats() - self._beats
-        left_s = (self.stalls.usual_s or took_s * self._parts / max(done, 1)) - took_s
-        more = f"about {left_s:.0f} s more" if left_s > 0 else "which takes longer than usual"
-        return f"finishing step {self.step + 1}, {more}"
 
     def agree(self, batch: Batch) -> Agreed:
         """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
@@ -313,7 +300,7 @@ class Life(LifeParts):
         saved = save_last(self.recorder, *state, self.cause)
         with self.worlds.last_words():
             if saved and self.config.metrics_port and self.cause != "stopped":
-                wait_for_scrape(self.recorder, self.world, self.stop, finished=True)  # all ranks
+                wait_for_scrape(self.recorder, self.world, self.stop)  # all ranks
             self.world.leave_together()  # all ranks
         if self.cause == "stopped" or not saved:
             raise Stopped(f"{self.stop.cause} after step {self.step}")

@@ -260,5 +260,4 @@ class Metrics(Collector):
 
     def _on_last(self, event: Event) -> None:
         self._own(event["owned"])
-        if event["finished"]:
-            self.state = lambda: "finished"
+        self.state = lambda: "finished"

@@ -327,10 +327,10 @@ class Recorder:
             "depth": self.config.n_layer,
         }
 
-    def last_numbers(self, finished: bool = False) -> None:
-        """Bring the metrics up to the end of this life, or of the run, for a last scrape."""
+    def last_numbers(self) -> None:
+        """Bring the metrics up to the end of the run, for a last scrape."""
         self.spent.micros[0] = self.clock.micros()  # with the last save
-        self.events.emit("last", owned=self._sums.owners.so_far(), finished=finished)
+        self.events.emit("last", owned=self._sums.owners.so_far())
         if self._scrapes:
             self._scrapes.expect_last()
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.local_jobs import job
@@ -46,7 +47,7 @@ def test_a_closed_output_does_not_end_the_job(start, tmp_path):
 def test_the_line_has_the_newest_step_and_the_numbers_of_rank_0s_log(tmp_path):
     """The step is that of the newest generation's last whole line; all else is what rank 0 says."""
     log = tmp_path / "job-worker-0.log"
-    progress = Progress(log, str(tmp_path))
+    progress = Progress([SimpleNamespace(log=log, log_start=0)], str(tmp_path))
     assert progress.line("pods 1/2") == "pods 1/2"
     (tmp_path / "log.9.jsonl").write_text('{"step": 121, "loss": 1.0}\n')
     newest = tmp_path / "log.10.jsonl"

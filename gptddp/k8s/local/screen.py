@@ -5,22 +5,38 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from gptddp.errors import visible
-from gptddp.k8s.observe.rank_0_log import Losses, has_blocks, progress, rows, sparkline
+from gptddp.k8s.observe.rank_0_log import (
+    Losses,
+    has_blocks,
+    is_of_rank_0,
+    progress,
+    rows,
+    sparkline,
+)
 
 _TAIL_BYTES = 16 << 10
 _SPARK = 16  # characters
 TERMINAL_EVERY_S, PLAIN_EVERY_S = 0.5, 10.0
 
 
+class HasLog(Protocol):
+    """A pod, as far as its log is read."""
+
+    log: Path
+    log_start: int  # where that of its newest process begins
+
+
 class Progress:
     """How far the training is, by the log of rank 0's pod and the newest step of the run."""
 
-    def __init__(self, log: Path, run_dir: str | None) -> None:
-        self._log, self._run_dir = log, run_dir
+    def __init__(self, pods: Sequence[HasLog], run_dir: str | None) -> None:
+        """`pods`: all of the job."""
+        self._pods, self._run_dir = pods, run_dir
         self._losses = Losses()
 
     def line(self, pods: str, spark: int = 0) -> str:
@@ -29,7 +45,8 @@ class Progress:
 
         spark: so many characters show the losses so far.
         """
-        found = progress(end_of(self._log, _TAIL_BYTES))
+        logs = [end_of(pod.log, _TAIL_BYTES, pod.log_start) for pod in self._pods]
+        found = progress(next(filter(is_of_rank_0, logs), logs[0]))
         done = (found["progress"] or {}) | (newest(Path(self._run_dir)) if self._run_dir else {})
         if not isinstance(done.get("step"), int):
             return pods

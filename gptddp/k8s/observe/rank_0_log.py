@@ -5,8 +5,9 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import IO, Any
 
 from gptddp.k8s.cluster import Cluster
@@ -24,7 +25,7 @@ _STEP = re.compile(
 )
 _SLOW = re.compile(r"(rank \d+(?: \([^)]*\))?) (\d+\.\d)x")
 _SAVED = re.compile(r"checkpoint (step-\S+) is saved|^life \d+: from (step-[^,\s]+)")
-_STALL = re.compile(r"^(?:gptddp\.launch: )?step (\d+) has not moved for (\d+) s: (.*)")
+_STALL = re.compile(r"^step (\d+) has not moved for (\d+) s: (.*)")
 _MOVED = re.compile(r"^step \d+ has moved|^life \d+: from ")
 _NAMED = re.compile(
     r"^step \d+: (?P<name>rank \d+(?: \([^)]*\))?) is (?:slow: it takes (?P<ratio>\d+\.\d) times"
@@ -35,19 +36,33 @@ _STORAGE = re.compile(r"^STORAGE: (?P<trouble>(?!it works again).*)?")
 _BEGUN = re.compile(r"^life \d+: from |^step \d+: .*; \d+ ranks? go on after ")
 _FAULT = re.compile(r"^life (\d+) ended after step (\d+): (.*)")
 _LOST = re.compile(r"^step (\d+): lost (.*); \d+ ranks? go on after ")  # and the life goes on
+_GONE = re.compile(r"^gptddp\.launch: the worker is lost")
 
 
 def with_log(cluster: Cluster, facts: Facts) -> Facts:
-    """The same with the end of the log of rank 0's pod: the first by name of those that have one.
+    """The same with the end of the log of rank 0's pod, which may be any.
 
-    Ranks are given by the pods' names. As it is where no log can be read.
+    It is the first by name whose worker has logged a step, and else the first that has a log. As it
+    is where no log can be read.
     """
-    for pod in [pod for pod in facts.pods if has_log(pod)][:1]:
-        name = pod["metadata"]["name"]
+    first: Sequence[tuple[datetime | None, str]] | None = None
+    for pod in filter(has_log, facts.pods):
         with contextlib.suppress(ClusterError):  # of a node that does not answer
+            name = pod["metadata"]["name"]
             log = cluster.log(name, container=CONTAINER, tail=TAIL, quiet_s=5.0)
-            return replace(facts, log=[parse(line) for line in log])
-    return facts
+            lines = [parse(line) for line in log]
+            if is_of_rank_0(line for _, line in lines):
+                return replace(facts, log=lines)
+            first = lines if first is None else first
+    return facts if first is None else replace(facts, log=first)
+
+
+def is_of_rank_0(logged: Iterable[str]) -> bool:
+    """Has the worker that is the pod's now logged a step? One that was lost before may have."""
+    rank_0 = False
+    for line in logged:
+        rank_0 = not _GONE.match(line) and (rank_0 or bool(_STEP.search(line)))
+    return rank_0
 
 
 def progress(logged: Iterable[str]) -> dict[str, Any]:
