@@ -18,8 +18,8 @@ def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
     step = life.step if life.live.is_whole else -1
     fp = state_fp(life.tensors) if step >= 0 else 0
     generation = life.recorder.generation if life.recorder else life.generation
-    # an evaluation, or a decision on rows, whose last collective not every rank has come out of
-    knows = len(life.line) + len(life.progress.data.get("quarantined", ()))
+    # of an evaluation, whose last collective not every rank may have come out of
+    knows = len(life.line)
     mine = step, fp, layout, generation, int(books), knows, machine(world.device)
     rows = world.gather(mine)  # all ranks
     if [[type(it) for it in row] for row in rows] != [[*[int] * 6, str]] * len(rows):
