@@ -2,7 +2,7 @@
 
 from gptddp.distributed.hardware import machine
 from gptddp.distributed.replicas import state_fp
-from gptddp.errors import BadMessage, ConfigError, Diverged, LifeLost, LostPeer
+from gptddp.errors import ConfigError, Diverged, LifeLost, LostPeer
 from gptddp.run.progress import Progress
 from gptddp.training.parts import LifeParts
 
@@ -22,8 +22,6 @@ def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
     knows = len(life.line)
     mine = step, fp, layout, generation, int(books), knows, machine(world.device)
     rows = world.gather(mine)  # all ranks
-    if [[type(it) for it in row] for row in rows] != [[*[int] * 6, str]] * len(rows):
-        raise BadMessage("a rank", f"{rows!r:.80} for the state that it has")
     steps, fps, layouts, generations, have_books, known, machines = zip(*rows, strict=True)
     if (newest := max(steps)) < 0:
         raise LifeLost("no rank is left that has the state")
@@ -57,16 +55,13 @@ def _hand_over(life: LifeParts, giver: int, has_it: bool, all_have: bool, fp: in
     about = world.broadcast_value(about, giver)  # all ranks
     if mine:
         return
-    try:
-        meta, line, lines, events = about
-        vars(life.progress).update(vars(Progress.from_meta(meta)))
-        life.line = dict(line)
-        if not has_it:
-            life.live.take_over({it["step"]: it for it in lines}, list(events))
-        if life.line:
-            life.live.keep(life.line)
-    except (LookupError, TypeError, ValueError, OverflowError):
-        raise BadMessage(world.names[giver], f"{about!r:.80} for its state") from None
+    meta, line, lines, events = about
+    vars(life.progress).update(vars(Progress.from_meta(meta)))
+    life.line = line
+    if not has_it:
+        life.live.take_over({it["step"]: it for it in lines}, events)
+    if life.line:
+        life.live.keep(life.line)
     if not has_it and (found := state_fp(life.tensors)) != fp:
         raise Diverged({giver: fp, world.rank: found}, life.step, world.names)
     life.live.is_whole = True
