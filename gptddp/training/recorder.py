@@ -88,8 +88,8 @@ class Recorder:
         self._last: Last | None = None  # the life before, until this one has done a step
         self._stragglers = self._of_world()
         self.spikes = Spikes()
-        self._stall: Stall | None = None  # that is told and lasts
         self._machines: Sequence[str] = ()  # what the ranks compute on
+        self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
         self._stepped_at = time.monotonic()  # when the last step was recorded
         self._scrapes: Scrapes | None = None

@@ -22,7 +22,7 @@ from gptddp.distributed import pulse
 from gptddp.distributed.connect import FIRST_TIMEOUT_S
 from gptddp.distributed.lost import is_lost_peer, said
 from gptddp.distributed.members import LeaseAsked, Out, View
-from gptddp.errors import BadMessage, LifeLost, Stopped
+from gptddp.errors import LifeLost, Stopped
 from gptddp.model.sums import Sums
 from gptddp.run import moves
 from gptddp.run.lease import Lease
@@ -195,8 +195,6 @@ class Worlds:
                 "since_s": round(self._noticed - life.spent.met, 3),
             }
         event = world.broadcast_value(event, giver)  # all ranks
-        if not isinstance(event, dict) or not isinstance(event.get("lost"), list):
-            raise BadMessage(world.names[giver], f"{event!r:.80} for what has become of the world")
         self.save_soon |= any(it["how"].startswith(TOLD) for it in event["lost"])
         if is_new:
             self._take_over(event, view)
