@@ -25,6 +25,8 @@ def test_what_rank_0_says_is_read_back(said):
     assert found["fault"]["cause"].startswith("rank 2 (demo-worker-2) has not answered")
     assert progress([*said, "step 121 has moved, after 30 s"])["stall"] is None
     assert progress([*said, said[-2]])["stall"] is None
+    launcher = ["gptddp.launch: step 7 has not moved for 15 s: rank 0 (a) is stopped (SIGSTOP)"]
+    assert progress(launcher)["stall"]["text"] == "rank 0 (a) is stopped (SIGSTOP)"
     shown = rows(found)
     assert shown["slow"] == "rank 3 (demo-worker-3) 2.1 times the median"
     assert shown["goodput"] == "97%" and shown["last fault"].startswith("life 1, after step 99: ")
