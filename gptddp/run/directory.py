@@ -5,7 +5,6 @@ log.<n>.jsonl       a line a step, by the life of generation n; see history.py
 checkpoints/        see checkpoint/store.py
 faults/             the trainer's own errors; see crash_loop.py
 lease.json          which job has the run; see lease.py
-config.json, dataset.json, finished.json    copies for people; see copies.py
 """
 
 import re
@@ -13,13 +12,10 @@ from pathlib import Path
 
 from gptddp.files import exists, names_in
 
-CONFIG = "config.json"
-DATASET = "dataset.json"
 LEDGER = "ledger.jsonl"
 CHECKPOINTS = "checkpoints"
 FAULTS = "faults"
 LEASE = "lease.json"
-FINISHED = "finished.json"
 
 _LOG = re.compile(r"log\.(\d{1,9})\.jsonl", re.ASCII)
 
