@@ -198,6 +198,9 @@ class Config:
     eval_tokens: int = _f(
         None, KEPT, "validation tokens of one evaluation, over all ranks", least=1
     )
+    sample_tokens: int = _f(
+        0, KEPT, "tokens of a text at each evaluation, for the report; 0: none", least=0, most=4096
+    )
     log_every: int = _f(
         10, KEPT, "steps between two readable lines; the JSON log has every step", least=1
     )

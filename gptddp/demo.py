@@ -34,7 +34,7 @@ LEFT_OUT = ("*-packages", "kubernetes", "encodings", "pydoc_data", "test", "test
 RECIPE = (
     *("--preset", "autoresearch", "--n-layer", "2", "--n-embd", "128", "--seq-len", "256"),
     *("--windows", "L", "--lr", "0.05", "--eval-tokens", "65536"),
-    *("--steps", "100000", "--eval-every", "100000"),
+    *("--steps", "100000", "--eval-every", "100000", "--sample-tokens", "100"),
 )
 # So late, and checkpoints so often, that of those that are kept one is of before the kill. The
 # steps from there on are computed once more.

@@ -33,8 +33,8 @@ POLL_S = 0.5
 LAST_WORDS_S = 10.0  # to count the hang; a volume that hangs may never let it
 HUNG = 1  # exit code: torchrun starts the ranks again
 
-_LAYOUT = struct.Struct("4d")
-_PID, _BEATS, _LIMIT_S, _STEP = range(4)
+_LAYOUT = struct.Struct("5d")
+_PID, _BEATS, _LIMIT_S, _STEP, _EXPECTED_S = range(5)
 
 
 class Pulse(NamedTuple):
@@ -44,6 +44,7 @@ class Pulse(NamedTuple):
     beats: int
     limit_s: float  # until the next beat
     step: int  # that it is in; 0 before its life has begun
+    expected_s: float = 0.0  # within which the next beat is expected; 0: nobody has said
 
 
 # Of this process; shared with its launcher as soon as the disk has room.
@@ -63,6 +64,16 @@ def allow(collective_s: float) -> None:
     beat()
 
 
+def expect(seconds: float) -> None:
+    """The next beats are expected within so long: later than that, a line says so."""
+    _cells[_EXPECTED_S] = seconds
+
+
+def expected_s() -> float:
+    """What `expect` was called with last."""
+    return _cells[_EXPECTED_S]
+
+
 def step() -> int:
     """The step that this process is in."""
     return int(_cells[_STEP])
@@ -76,10 +87,10 @@ def path_of(folder: Path, local_rank: int) -> Path:
 def read(path: Path) -> Pulse | None:
     """The pulse of another process; None where it has none yet."""
     try:
-        pid, beats, limit_s, step = _LAYOUT.unpack(path.read_bytes())
+        pid, beats, limit_s, step, expected_s = _LAYOUT.unpack(path.read_bytes())
     except (OSError, struct.error):
         return None
-    return Pulse(int(pid), int(beats), limit_s, int(step))
+    return Pulse(int(pid), int(beats), limit_s, int(step), expected_s)
 
 
 class Silence:

@@ -8,7 +8,7 @@ from typing import Any
 from gptddp.errors import visible
 from gptddp.report.life_records import PART_NAMES, LifeRecord, moved, number
 from gptddp.report.run_record import RunRecord
-from gptddp.report.words import duration, many
+from gptddp.report.words import duration, many, value
 from gptddp.run import moves
 from gptddp.run.code_of_steps import named
 
@@ -68,6 +68,9 @@ def _words(event: Mapping[str, Any]) -> str:
             return f"ranks differed: {names}"
         case "checkpoint" if event.get("error"):
             return f"a save failed: {event['error']}"
+        case "spike":
+            high, usual = number(event.get("value")), number(event.get("usual"))
+            return f"{event.get('field')} is {value(high)}, where {value(usual)} is usual"
         case "world":
             with suppress(LookupError, TypeError, ValueError):  # foreign
                 return moves.moved(event)
@@ -75,4 +78,8 @@ def _words(event: Mapping[str, Any]) -> str:
             return f"{event.get('name')} is slow: {number(event.get('ratio')):.1f} times the median"
         case "slow_end":
             return f"{event.get('name')} is not slow any more, after {took}"
+        case "stall":
+            return f"the step does not move, after {took}: {event.get('where')} ({names})"
+        case "stall_end":
+            return f"the step has moved, after {took}"
     return ""

@@ -1,4 +1,4 @@
-"""All that the page says of a run, read once: log, ledger, checkpoints, errors.
+"""All that the page says of a run, read once: log, ledger, checkpoints, errors, samples.
 
 Nothing is counted here that has been counted elsewhere: rank-seconds are those of the ledger's sum,
 steps those of `gptddp log`, checkpoints those of `gptddp checkpoints`.
@@ -18,8 +18,9 @@ from gptddp.files import read_json
 from gptddp.flags import from_saved
 from gptddp.report.life_records import LifeRecord, WorldRecord, lives_of, number
 from gptddp.run import log_check, summary
-from gptddp.run.directory import FAULTS, LEDGER
+from gptddp.run.directory import FAULTS, LEDGER, SAMPLES
 from gptddp.run.history import is_step, logged, read_ledger
+from gptddp.run.json_lines import parse
 from gptddp.run.owners import Owners
 
 SERIES = ("loss", "val_loss", "val_bpb", "tok_s", "world_size", "lr", "grad_norm", "data_wait_s")
@@ -34,6 +35,7 @@ class RunRecord:
     events: list[dict[str, Any]]
     checkpoints: list[Status]
     faults: list[dict[str, Any]]  # the trainer's own errors: step, generation, rank, error
+    samples: dict[int, str]  # texts, by step
     wrong: list[str]  # what of its files is not as it should be
     dataset: str = ""  # the hash of the data; "": not known
     log_wrong: bool = False  # is the log among them?
@@ -82,6 +84,7 @@ def read(path: Path) -> RunRecord:
         events=read_ledger(path),
         checkpoints=list_checkpoints(path),
         faults=_faults(path),
+        samples=_samples(path),
         wrong=[f"{path / LEDGER}: left out: {it}" for it in left_out],
     )
     newest = _read_log(run)
@@ -126,6 +129,19 @@ def _read_log(run: RunRecord) -> dict[str, Any]:
         run.wrong.append(log_check.not_whole(run.path, wrong))
         run.log_wrong = True
     return {"event": "checkpoint", "generation": 0, **newest}
+
+
+def _samples(path: Path) -> dict[int, str]:
+    """The texts that rank 0 has written, by step: of several lives the newest's."""
+    found: dict[int, tuple[int, str]] = {}
+    with contextlib.suppress(OSError), (path / SAMPLES).open("rb") as file:
+        for it in filter(None, map(parse, file)):
+            step, life, text = it.get("step"), it.get("generation"), it.get("text")
+            if not (type(life) is type(step) is int and isinstance(text, str)):
+                continue
+            if life >= found.get(step, (0, ""))[0]:
+                found[step] = life, text
+    return {step: text for step, (_, text) in sorted(found.items())}
 
 
 def _faults(path: Path) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from gptddp.report.words import amount, clock, duration, many, percent, value
 from gptddp.run import owners
 
 MOST_ROWS = 60  # of a table
+MOST_SAMPLES = 12
 MOST_TEXT = 10_000  # characters of a traceback
 Pairs = list[tuple[str, str]]  # a name and what it is
 Table = dict[str, Any]
@@ -41,6 +42,7 @@ def sections(run: RunRecord, name: str) -> dict[str, Any]:
         "lives": lives(run, found.state),
         "checkpoints": checkpoints(run),
         "events": _table("step|what", [[f"{at:,}", it] for at, it in happenings.others(run)]),
+        "samples": samples(run),
         "faults": [_fault(it) for it in run.faults],
         "proof": proof(run),
         "environment": environment(run),
@@ -122,6 +124,12 @@ def checkpoints(run: RunRecord) -> Table:
     caption = f"{many(len(saves), 'save')} in all, {failed:,} failed; {there}."
     head = "name|step|state|size|saved (UTC)|taken from training|written in|what is wrong"
     return _table(head, rows, caption)
+
+
+def samples(run: RunRecord) -> Table:
+    """Texts of the model, to its last evaluation: as many of them as can be read."""
+    steps = list(run.samples)[:: -1 - len(run.samples) // MOST_SAMPLES][::-1]
+    return _table("step|text", [[f"{it:,}", run.samples[it][:MOST_TEXT]] for it in steps])
 
 
 def _fault(record: dict[str, Any]) -> tuple[str, str]:

@@ -4,6 +4,7 @@ ledger.jsonl        a line an event, over all lives: what the run is; see summar
 log.<n>.jsonl       a line a step, by the life of generation n; see history.py
 checkpoints/        see checkpoint/store.py
 faults/             the trainer's own errors; see crash_loop.py
+samples.jsonl       texts of the model
 lease.json          which job has the run; see lease.py
 """
 
@@ -15,6 +16,7 @@ from gptddp.files import exists, names_in
 LEDGER = "ledger.jsonl"
 CHECKPOINTS = "checkpoints"
 FAULTS = "faults"
+SAMPLES = "samples.jsonl"
 LEASE = "lease.json"
 
 _LOG = re.compile(r"log\.(\d{1,9})\.jsonl", re.ASCII)

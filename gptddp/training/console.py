@@ -21,11 +21,15 @@ _NOTE, _WARN = logging.INFO, logging.WARNING
 # By kind of event: the level of its line, and the text, which takes its fields. gptddp-k8s reads
 # some of them (k8s/observe/rank_0_log.py).
 _TEXTS = {
+    "spike": (_WARN, "step {step}: {field} is {value:.4g}, where {usual:.4g} is usual"),
     "slow": (
         _WARN,
         "step {step}: {name} is slow: it takes {ratio:.1f} times as long as the ranks' median",
     ),
     "slow_end": (_NOTE, "step {step}: {name} is as fast as the others again"),
+    "stall": (_WARN, "step {step} has not moved for {seconds:.0f} s: {where}"),
+    "still": (_WARN, "step {step} has not moved for {seconds:.0f} s: {where}"),
+    "stall_end": (_NOTE, "step {step} has moved, after {seconds:.0f} s"),
 }
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 A sink is a function of an event: a mapping with `event` (its kind), `time` (unix seconds),
 `generation`, and the fields of its kind. Ledger and log are records: the next life goes on from
-them. Console and /metrics are views. To add one, put it beside them in
+them. Console, /metrics and samples.jsonl are views. To add one, put it beside them in
 Recorder.__init__. It is called in the loop and in threads, so it must not wait. The first event may
 be the `end` of the life before.
 
@@ -29,14 +29,19 @@ IN_LEDGER = {  # the kinds that are in the ledger
     "recovered": "its first step is done: where the seconds since the last one went",
     "checkpoint": "a save has ended: with a name, or with an error",
     "quarantine": "row groups that cannot be read are left out from now on",
+    "spike": "loss or gradient norm is many times its usual size",
     "slow": "a rank is slower than the others",
     "slow_end": "it is not any more",
+    "stall": "a step does not move: where each rank is",
+    "stall_end": "it has moved",
     "diverged": "ranks differ",
     "stop": "the life ends in good order",
 }
 OTHERS = {  # the kinds that are not
     "step": "a step is done; `line` is its line of the log",
     "completed": "the evaluation or the fingerprint of the last step was missing, and is done",
+    "sample": "the model has written a text after an evaluation",
+    "still": "a step that stalls has not moved yet",
     "loaded": "a checkpoint was read",
     "newest": "the newest checkpoint, whoever has saved it",
     "storage": "the storage begins to fail, or works again",

@@ -108,7 +108,7 @@ def _commit(
 
 
 def way_back(run: Path, bad: int) -> str:
-    """How to go back to before step `bad`, the first that was not finite.
+    """How to go back to before step `bad`, the first that was not finite, or far too large.
 
     The update of the step before it may have spoilt the weights: so to before that, if it is kept.
     """

@@ -39,6 +39,7 @@ from gptddp.training.guard import Guard
 from gptddp.training.line import line_of
 from gptddp.training.parts import LifeParts
 from gptddp.training.rows import Rows
+from gptddp.training.samples import sample
 from gptddp.training.stop import StopFlag
 from gptddp.training.worlds import Worlds
 
@@ -220,14 +221,16 @@ class Life(LifeParts):
     def evaluate(self) -> None:
         """All ranks: evaluate the last step. Where a stop cuts it off, who goes on does it."""
         self.clock.enter("eval")
+        c = self.config
         model = self.net, self.rows.validation, self.tokenizer
-        result = evaluate(
-            *model, self.config, self.world, lambda: self.worlds.stops()[1]
-        )  # all ranks
+        result = evaluate(*model, c, self.world, lambda: self.worlds.stops()[1])  # all ranks
         if result is None:
             self.worlds.meet()  # all ranks
             return
         self.line |= {"val_loss": result.loss, "val_bpb": result.bpb}
+        if self.recorder and c.sample_tokens:
+            text = sample(self.net, self.tokenizer, c)
+            self.recorder.events.emit("sample", step=self.step, text=text)
 
     def complete_line(self) -> None:
         """All ranks: the evaluation and the fingerprint that the line of the last step lacks.
@@ -259,7 +262,7 @@ class Life(LifeParts):
             first = self.step - self.progress.skipped + 1
             how = "rank 0 says how to go back"
             if self.recorder:
-                how = way_back(Path(self.config.run_dir), first)
+                how = way_back(Path(self.config.run_dir), self.recorder.spikes.since or first)
             raise NonFiniteError(
                 f"step {self.step}: loss or gradient not finite {self.progress.skipped} times in a "
                 f"row (max_skipped is {self.config.max_skipped}): {how}, or look at the data"

@@ -30,6 +30,7 @@ _Steps = partial(
 )
 _Waits = partial(prom.Histogram, buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30))
 _Saves = partial(prom.Histogram, buckets=(0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600))
+_NAMES = ("slow_rank", "slow_pod")
 
 # Counters and histograms are of this process and start at 0; what belongs to the run is a gauge.
 # Behind the text: the label, and its values that are there from the first scrape on.
@@ -63,8 +64,9 @@ _FAMILIES: Sequence[tuple[Any, ...]] = (
     (_Gauge, "run_lost_seconds", "Rank-seconds of the run by owner.", ["cause"], LOSSES),
     (_Gauge, "rank_busy_seconds", "Of ranks, in the last step.", ["stat"], ("min", "mean", "max")),
     (_Gauge, "slowest_rank", "The rank that was busy longest in the last step."),
-    (_Gauge, "straggler_ratio", "Times the median: a rank that is slow.",
-     ("slow_rank", "slow_pod"), ()),
+    (_Gauge, "straggler_ratio", "Times the median: a rank that is slow.", _NAMES, ()),
+    (_Gauge, "stuck_rank", "1: the others wait for it, and a step stalls.", _NAMES, ()),
+    (_Gauge, "stall_seconds", "Of a step that does not move, as last told."),
     (_Gauge, "peak_memory_bytes", "The most that a rank has held of late.", ["kind"], ()),
     (_Steps, "step_duration_seconds", "Wall time of a step."),
     (_Waits, "data_wait_duration_seconds", "Wait of rank 0 for the rows of a step."),
@@ -125,7 +127,7 @@ class Metrics(Collector):
                     self._made[name].labels(*value)
         if spent:
             self._set_each("peak_memory_bytes", dict.fromkeys(spent.memory.kinds, math.nan))
-        self._set(last_step_timestamp_seconds=time.time())  # a hang shows at once
+        self._set(last_step_timestamp_seconds=time.time(), stall_seconds=0)  # a hang shows at once
         self._set_each("run_lost_seconds", dict.fromkeys(LOSSES, 0))
 
     def _set(self, **values: float) -> None:
@@ -198,7 +200,7 @@ class Metrics(Collector):
         else:
             self._set_each("loss", {"train": line["loss"]})
         self._on_completed(event)
-        self._name_slow(event["slow"])
+        self._name_ranks("straggler_ratio", event["slow"])
         self._own(event["owned"])
 
     def _on_completed(self, event: Event) -> None:
@@ -227,13 +229,21 @@ class Metrics(Collector):
     def _on_loaded(self, event: Event) -> None:
         self._made["checkpoint_duration_seconds"].labels("load").observe(event["seconds"])
 
-    def _name_slow(self, values: Mapping[str, float]) -> None:
+    def _on_stall(self, event: Event) -> None:
+        """A step does not move, as some ranks are missing; or it has moved."""
+        lasts = event["event"] != "stall_end"
+        self._set(stall_seconds=event["seconds"] if lasts else 0)
+        self._name_ranks("stuck_rank", dict.fromkeys(event["names"] if lasts else (), 1.0))
+
+    _on_still = _on_stall_end = _on_stall
+
+    def _name_ranks(self, gauge: str, values: Mapping[str, float]) -> None:
         """By `rank 3 (demo-worker-3)`, whose pod may be missing; other ranks have no series."""
         named: dict[tuple[str, ...], float] = {}
         for name, value in values.items():
             rank, _, pod = name.removeprefix("rank ").partition(" ")
             named[rank, pod.strip("()")] = value
-        self._gauges["straggler_ratio"] = named
+        self._gauges[gauge] = named
 
     def _own(self, owned: Mapping[str, float] | None) -> None:
         """Where all rank-seconds of the run have gone so far, where that is known."""

@@ -16,7 +16,7 @@ from gptddp.training.clock import PhaseClock, RankSeconds
 from gptddp.training.live_state import LiveState
 from gptddp.training.recorder import Recorder
 from gptddp.training.rows import Rows
-from gptddp.training.stalls import Stalls
+from gptddp.training.stalls import Stall, Stalls
 from gptddp.training.stop import StopFlag
 
 
@@ -50,7 +50,11 @@ class LifeParts:
         self.net: GPT  # from `restore` on
         self.tensors: Mapping[str, Tensor]  # the live ones, likewise
         self.machines: list[str] = []  # what the ranks of the world compute on
-        self.stalls = Stalls()
+        self.stalls = Stalls(world, clock, self._stalled)
+
+    def _stalled(self, stall: Stall) -> None:
+        if self.recorder:
+            self.recorder.stalled(stall)
 
     @property
     def step(self) -> int:

@@ -21,7 +21,7 @@ from gptddp.errors import ConfigError
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
 from gptddp.run import crash_loop, recovery
-from gptddp.run.history import Ledger, RunLog, complete, newest_line, recover
+from gptddp.run.history import Ledger, RunLog, complete, history, newest_line, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
@@ -32,8 +32,11 @@ from gptddp.training.clock import RankSeconds
 from gptddp.training.console import Console
 from gptddp.training.events import IN_LEDGER, Events, to_log
 from gptddp.training.metrics import Metrics
+from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
+from gptddp.training.spikes import WINDOW, Spikes
+from gptddp.training.stalls import Stall
 from gptddp.training.stop import StopFlag
 from gptddp.training.stragglers import Stragglers
 
@@ -75,15 +78,18 @@ class Recorder:
         self.metrics.state = lambda: self.clock.state(stop.asked)
         self._sums = Summary()  # of the run's events
         records = self._to_ledger, to_log(self.log)
-        views = self.metrics, Console(origin)
+        views = self.metrics, Console(origin), to_samples(run)
         self.events = Events(origin.generation, records, views)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.events)
         self._line: Mapping[str, Any] = origin.line or {}  # of the last step
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
         self._stragglers = self._of_world()
+        self.spikes = Spikes()
         self._machines: Sequence[str] = ()  # what the ranks compute on
+        self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
+        self._stepped_at = time.monotonic()  # when the last step was recorded
         self._scrapes: Scrapes | None = None
         if c.metrics_port:
             loopback = world.address if world.address.startswith("127.") else ""
@@ -128,6 +134,10 @@ class Recorder:
         self._start(progress, machines)
         self.saves.begin(tensors, recorded)
         patiently(lambda: complete(run, self.log, lines, origin.step))  # behind the start
+        if step := origin.step:  # earlier lives say what is usual
+            for line in patiently(lambda: [*history(run, step - WINDOW, step)]):
+                with suppress(LookupError, TypeError):  # a foreign line
+                    self.spikes.add(line)
         if origin.source not in ("scratch", "memory"):
             read_s = self.clock.seconds["restore"]
             self.events.emit("loaded", step=origin.step, seconds=read_s)
@@ -229,17 +239,32 @@ class Recorder:
         if "phases" in line or step % self.config.log_every == 0:  # it will be said
             self._sums.owners.phases = line.get("phases") or spent.by_phase()
             owned = self._sums.owners.so_far()
+        if stall := self._stall:  # it has moved after all
+            self._stall = None
+            # not by the pulse, which counts less where its listener could not run either
+            stalled_s = max(stall.seconds, time.monotonic() - self._stepped_at)
+            emit("stall_end", step=step, seconds=round(stalled_s, 1))
         if step > self.origin.step + 2:  # the clocks are of the step before; the first warms up
             seconds = step_s + line["data_wait_s"]
             for kind, about in self._stragglers.add(seconds, spent.busy_s):
                 emit(kind, step=step, **about)
         slow = self._stragglers.shown
         emit("step", line=line, train_s=progress.train_s, step_s=step_s, owned=owned, slow=slow)
+        for about in self.spikes.add(line):
+            emit("spike", step=step, **about)
         if self._last:  # this was the first step of a life that is not the first
             parts = recovery.seconds(self._last, self.clock.began, self._ready, line["time"])
             emit("recovered", step=step, world_size=line["world_size"], **parts)
             self._last = None
+        self._stepped_at = time.monotonic()
         self.saves.watch()
+
+    def stalled(self, stall: Stall) -> None:
+        """In a thread: a step does not move. The ledger has it once, however long it lasts."""
+        names = [self.world.names[rank] for rank in stall.missing]
+        where = {"ranks": stall.missing, "names": names, "where": stall.text}
+        kind, self._stall = "still" if self._stall else "stall", stall
+        self.events.emit(kind, step=stall.step, seconds=round(stall.seconds, 1), **where)
 
     # -- beside the steps --------------------------------------------------------------------------
 

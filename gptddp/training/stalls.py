@@ -1,52 +1,141 @@
-"""A step that does not move: the rank that the others wait for says where it is.
+"""A step that does not move: where each rank is, while it lasts.
 
 Every rank's pulse is listened to by a thread of its own (distributed/pulse.py). Where a rank has
-not come further for much longer than its steps take, and waits in no collective, that thread says
-where the main thread is. A rank that cannot is stopped, cut off, or holds the GIL: its launcher,
-or those of the others, tell of it. It costs the loop nothing.
+not come further for much longer than its steps take, that thread posts where the main thread is,
+and rank 0's reads what all have posted. A rank that has posted nothing is stopped, or cut off, or
+holds the GIL. It costs the loop nothing, and no collective is needed for it.
 """
 
-import logging
+import contextlib
 import statistics
 import threading
+import time
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as td
 
 from gptddp.distributed import pulse
-from gptddp.distributed.environment import ranks
+from gptddp.distributed.connect import World
+from gptddp.errors import visible
+from gptddp.training.clock import PhaseClock
 
 RECENT = 64  # steps whose median says how long one takes
 LEAST_S, MARGIN_S = 10.0, 30.0  # without progress: a stall; later than a step takes, at most
 FIRST_S = 45.0  # the same, before the first step is done
-AGAIN_S = 20.0  # between two words of one stall
+AGAIN_S = 20.0  # between two reports of one stall
+GATHER_S = 2.0  # for the other ranks to notice as well
+_IDLE = 0.05  # of a CPU: a process on CPUs that uses less waits in its backward pass
+_SHOWN = 8  # ranks that are named
 
-log = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class Stall:
+    """What is known of a step that does not move."""
+
+    step: int
+    seconds: float  # since rank 0 has come further
+    missing: list[int]  # ranks that the others wait for
+    text: str  # where each rank is
 
 
 class Stalls:
-    """How long the steps of this rank take. `silent` runs in the pulse's thread."""
+    """Where this rank is; on rank 0 also where all are. `silent` runs in the pulse's thread."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, world: World, clock: PhaseClock, report: Callable[[Stall], None] | None = None
+    ) -> None:
+        """`report`: on rank 0, what takes a stall, in a thread as well."""
         self.over = False  # no step follows: what does may take its time
+        self._world, self._clock, self._report = world, clock, report
+        self.usual_s = 0.0  # that a step takes; 0: none is done
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self._late_s = self._next_s = FIRST_S  # without progress: too long, until it is said
+        self._next_s = 0.0  # without progress, at which the stall is reported again
+        self._cpu = 0.0, 0.0  # monotonic, and CPU seconds of this process then
+        self._thread: threading.Thread | None = None
+        pulse.expect(FIRST_S)
 
     def stepped(self, step_s: float) -> float:
         """One more step, of so many seconds; the median of the last ones."""
         self._recent.append(step_s)
-        usual_s = statistics.median(self._recent)
-        self._late_s = max(LEAST_S, min(4 * usual_s, usual_s + MARGIN_S))
-        return usual_s
+        self.usual_s = statistics.median(self._recent)
+        pulse.expect(max(LEAST_S, min(4 * self.usual_s, self.usual_s + MARGIN_S)))
+        return self.usual_s
 
     def silent(self, seconds: float) -> None:
         """This rank has not come further for so long."""
-        if seconds < self._late_s:
-            self._next_s = self._late_s
+        now, cpu = time.monotonic(), time.process_time()
+        idle = cpu - self._cpu[1] < _IDLE * (now - self._cpu[0])
+        self._cpu = now, cpu
+        if seconds < min(self._next_s, pulse.expected_s()):
+            self._next_s = 0.0
+        busy = self._thread is not None and self._thread.is_alive()
+        too_early = seconds < max(self._next_s, pulse.expected_s())
         step = pulse.step()  # 0: the life has not begun
-        if self.over or seconds < self._next_s or not step:
+        if self.over or busy or too_early or not step:
             return
-        if not pulse.in_collective(pulse.main_frames()):
-            self._next_s = seconds + AGAIN_S
-            where = ranks().rank, step, seconds, pulse.main_stack()
-            args = ("[rank %d] step %d has not moved for %.0f s: it %s", *where)
-            # a pipe that is full may block it
-            threading.Thread(target=log.warning, args=args, name="stall", daemon=True).start()
+        self._next_s = seconds + AGAIN_S
+        waits = idle and self._world.device.type == "cpu"
+        self._thread = threading.Thread(
+            target=self._look, args=(step, seconds, waits), name="stall", daemon=True
+        )
+        self._thread.start()
+
+    def _look(self, step: int, seconds: float, idle: bool) -> None:
+        mine, world = here(self._clock.phase, idle), self._world
+        found: dict[int, Any] = {world.rank: mine}
+        if world.world_size > 1:
+            # rank 0 is gone or stopped, this rank on its way out, or what was sent is no JSON
+            with contextlib.suppress(td.DistError, RuntimeError, ValueError):
+                found |= self._exchange(step, mine)
+        if self._report and step == pulse.step() and not self.over:
+            self._report(described(step, seconds, found, world.names))
+
+    def _exchange(self, step: int, mine: Mapping[str, Any]) -> dict[int, Any]:
+        """Post where this rank is; on rank 0 where the others are, as far as they have posted."""
+        self._world.post("where", [step, mine])
+        if self._report is None:
+            return {}
+        time.sleep(GATHER_S)
+        posted = {it: v for it, v in self._world.posted("where").items() if isinstance(v, list)}
+        return {rank: its for rank, (of_step, its) in posted.items() if of_step == step}
+
+
+def here(phase: str, idle: bool) -> dict[str, Any]:
+    """Where the main thread is; `idle`: its process has used no CPU of late."""
+    frames = pulse.main_frames()
+    at = pulse.of_trainer(frames)
+    inner = frames[0] if frames else None
+    waits = pulse.in_collective(frames)
+    backward = inner is not None and "backward" in inner.name  # DDP's all-reduce is in it
+    shown = [it for it in (inner, at) if it is not None]
+    if waits or inner is at:
+        shown = shown[1:]
+    place = ", called by ".join(dict.fromkeys(map(pulse.place, shown)))
+    return {"phase": phase, "waits": waits and (idle or not backward), "at": place}
+
+
+def described(step: int, seconds: float, found: Mapping[int, Any], names: Sequence[str]) -> Stall:
+    """The stall, by what each rank has left: the missing ones first, then where the others wait."""
+    missing, parts, waiting = list[int](), list[str](), dict[str, list[int]]()
+    for rank, name in enumerate(names):
+        it = found.get(rank)
+        if not isinstance(it, dict):
+            missing.append(rank)
+            parts.append(f"{name} gives no sign of life")
+        elif it.get("waits"):
+            waiting.setdefault(visible(it.get("at", ""))[:200], []).append(rank)
+        else:
+            missing.append(rank)
+            where = visible(it.get("at", ""))[:200]
+            parts.append(f"{name} is at {where}, phase {visible(it.get('phase', ''))[:20]}")
+    if len(parts) > _SHOWN:
+        parts[_SHOWN:] = [f"and {len(parts) - _SHOWN} more ranks are in no collective"]
+    for place, ranks in waiting.items():
+        which = names[ranks[0]] if len(ranks) == 1 else f"{len(ranks)} ranks"
+        all_of_them = "all ranks" if len(ranks) == len(names) > 1 else which
+        verb = "waits" if len(ranks) == 1 else "wait"
+        parts.append(f"{all_of_them} {verb} in {place}")
+    return Stall(step, seconds, missing if waiting or len(names) == 1 else [], "; ".join(parts))

@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from support.local_jobs import job
@@ -47,7 +46,7 @@ def test_a_closed_output_does_not_end_the_job(start, tmp_path):
 def test_the_line_has_the_newest_step_and_the_numbers_of_rank_0s_log(tmp_path):
     """The step is that of the newest generation's last whole line; all else is what rank 0 says."""
     log = tmp_path / "job-worker-0.log"
-    progress = Progress([SimpleNamespace(log=log, log_start=0)], str(tmp_path))
+    progress = Progress([log], str(tmp_path))
     assert progress.line("pods 1/2") == "pods 1/2"
     (tmp_path / "log.9.jsonl").write_text('{"step": 121, "loss": 1.0}\n')
     newest = tmp_path / "log.10.jsonl"
@@ -60,11 +59,15 @@ def test_the_line_has_the_newest_step_and_the_numbers_of_rank_0s_log(tmp_path):
         at = f"loss {loss:.3f}  " if loss else ""
         assert shown.startswith(f"step {step}/400  {at}")
     assert "█" not in shown and shown.count("44,000 tok/s  ETA 4:40  pods 2/2  goodput 97%") == 1
-    assert "slow rank 3 (demo-worker-3) 2.1 times the median" in shown
+    assert "slow rank 3 (demo-worker-3) 2.1 times the median  stalled" in shown
     newest.write_text('{"step": 1, "loss": 0.5}\n')
     assert progress.line("pods 2/2", 8).startswith("step 1/400  loss 0.500  44,000 tok/s")
     newest.write_text('{"step": 2, "loss": 0.25}\n')
     assert progress.line("pods 2/2", 8).startswith("step 2/400  loss 0.250  █▁  44,000 tok/s")
+    other = tmp_path / "job-worker-1.log"  # rank 0 moves to it
+    other.write_text("step 130/400  loss 2.0  lr 1.00e-03  9.0k tok/s  1 rank  0:30 left\n")
+    shown = Progress([log, other], str(tmp_path)).line("pods 1/2")
+    assert shown == "step 2/400  loss 0.250  9,000 tok/s  ETA 0:30  pods 1/2"
 
 
 # -- refusals ----------------------------------------------------------------------------------

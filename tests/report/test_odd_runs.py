@@ -95,16 +95,20 @@ def test_a_run_failed_where_too_many_steps_at_its_end_were_skipped(tmp_path, wri
         assert f">{state}<" in said and ("the last 11 steps had no finite" in said) == (last == 11)
 
 
-def test_a_slow_rank_is_told(tmp_path, written):
+def test_a_slow_rank_a_stall_and_a_spike_are_told(tmp_path, written):
     """With the names that the ledger has, at their steps; a value that is none is no error."""
     head = {"time": 1.7e9, "generation": 3}
     slow = {"event": "slow", "step": 50, "rank": 1, "name": "rank 1 (w-1)", "ratio": 1.9}
+    stall = {"event": "stall", "step": 55, "seconds": 7.5, "ranks": [1], "names": ["rank 1 (w-1)"]}
+    stall["where"] = "rank 1 in next (loader.py:1)"
+    spike = {"event": "spike", "step": 52, "field": "loss", "value": 9.5, "usual": 2.25}
     with open(written / "ledger.jsonl", "a") as ledger:
-        for event in (slow, slow | {"step": 53, "ratio": "x"}):
+        for event in (slow, stall, spike, {"event": "spike", "step": 53, "value": "x"}):
             ledger.write(json.dumps(head | event) + "\n")
     rows = dict(table(draw(written, out=tmp_path / "report.html"), "What else happened")[1:])
     assert rows["50"] == "rank 1 (w-1) is slow: 1.9 times the median"
-    assert "53" in rows
+    assert "after 7.5 s: rank 1 in next" in rows["55"]
+    assert rows["52"] == "loss is 9.5000, where 2.2500 is usual" and "53" in rows
 
 
 def test_nothing_of_a_run_becomes_a_part_of_the_page(tmp_path):

@@ -79,3 +79,20 @@ def test_losses_of_two_datasets_are_not_compared_without_a_word(tmp_path, writte
         change(other / "ledger.jsonl", {"dataset": of_other}, event="start")
         page = draw(written, other, out=tmp_path / "report.html")
         assert ("losses (nats a token) cannot be compared" in said(page)) == told
+
+
+def test_samples_are_shown_from_the_first_to_the_last(tmp_path, written):
+    """Of each step the newest life's; at most a dozen of many; what is none is left out."""
+    draw(written, out=tmp_path / "report.html")
+    rows = [{"step": 3 * i, "generation": 1, "text": f"text {i}\n<b>"} for i in range(1, 31)]
+    rows += [{"step": 90, "generation": 2, "text": "the newest"}, {"step": "x"}, {"text": "y"}]
+    lines = "".join(json.dumps(it) + "\n" for it in rows)
+    (written / "samples.jsonl").write_text(lines + '{"step": 93, "gen')
+    page = draw(written, out=tmp_path / "report.html")
+    head, *found = table(page, "Samples")
+    assert head == ["step", "text"] and 5 < len(found) <= 12
+    assert found[0] == ["9", "text 3\n<b>"] and found[-1] == ["90", "the newest"]
+    steps = [int(row[0]) for row in found]
+    assert steps == sorted(set(steps))
+    (written / "samples.jsonl").unlink()
+    assert "Samples" not in said(draw(written, out=tmp_path / "report.html"))

@@ -50,6 +50,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "eval_every": (2, 3),
     "eval_tokens": (200, 300),
     "log_every": (7, 8),
+    "sample_tokens": (4, 5),
     "checkpoint_every": (50.0, 40.0),
     "keep": (2, 4),
     "keep_every": (4, 6),

@@ -38,7 +38,7 @@ def done(step: int, loss=2.0, **fields) -> dict:
 
 
 def of_a_life():
-    """Up to its last line."""
+    """Up to a step that does not move."""
     console = Console(ORIGIN)
     with heard() as lines:
         cause = "rank 2 (demo-worker-2) has not answered for 60 s in agree (agree.py:58)"
@@ -49,4 +49,6 @@ def of_a_life():
             slow = {"rank 3 (demo-worker-3)": 2.13} if step > 100 else {}
             owned = {"training": 974.0, "other": 26.0}
             console(done(step, loss=5.0 - step / 40, slow=slow, owned=owned))
+        where = "rank 3 (demo-worker-3) gives no sign of life"
+        console({"event": "stall", "step": 121, "seconds": 12.4, "where": where})
     return lines

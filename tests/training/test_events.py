@@ -26,7 +26,7 @@ class Tracker:
     over is given up after `patience_s`, and so is what comes while it is far behind.
     """
 
-    NOTES = ("changed", "end", "quarantine", "slow", "stop")
+    NOTES = ("changed", "end", "quarantine", "slow", "stall", "spike", "stop")
 
     def __init__(self, client, patience_s=5.0):
         self.client, self.patience_s = client, patience_s
@@ -158,11 +158,11 @@ def test_what_a_record_raises_reaches_the_loop():
 def test_every_kind_is_known_and_used():
     """Each that is emitted has its sentence, and no sink waits for one that never comes."""
     # by a name that holds one of two; the branch by go_back.py, before there are sinks
-    emitted = {"slow", "slow_end", "branch"}
+    emitted = {"stall", "still", "slow", "slow_end", "branch"}
     for path in (ROOT / "gptddp/training").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and node.args and "emit" in ast.unparse(node.func):
-                emitted |= {getattr(node.args[0], "value", "slow")}
+                emitted |= {getattr(node.args[0], "value", "still")}
     assert emitted == KINDS
     assert console._TEXTS.keys() <= KINDS and metrics._SETS.keys() <= KINDS
     methods = vars(console.Console).keys() | vars(metrics.Metrics).keys()

@@ -1,12 +1,15 @@
 """--from-step: a run goes back to a kept checkpoint, once, whatever is killed meanwhile."""
 
 import errno
+import math
 import os
+import re
 
 import pytest
 from support.trainer_patches import lose_a_peer
 from support.waiting_writer import save_in_this_process
 
+from gptddp import train
 from gptddp.audit import audit
 from gptddp.checkpoint import run_state, store
 from gptddp.checkpoint.writer import Writer
@@ -65,6 +68,24 @@ def test_the_way_back_leads_before_what_has_spoilt_the_weights(folder, tmp_path)
         assert f"to go back to step {step}: --from-step {step}, with" in way_back(folder, bad)
     assert "no checkpoint of before is kept: begin anew" in way_back(folder, 2)
     assert "nothing was saved yet: with a lower --lr" in way_back(tmp_path / "none", 2)
+
+
+def test_it_leads_before_losses_that_were_far_too_large_but_finite(
+    run, tmp_path, monkeypatch, capsys
+):
+    """They were told before the first that is not finite, and checkpoints of them are kept."""
+    forward_backward = train.forward_backward
+
+    def blowing_up(ddp, batch, targets, step, *rest):
+        nats = forward_backward(ddp, batch, targets, step, *rest)
+        return nats * (1 if step < 20 else 1000 if step < 24 else math.nan)
+
+    monkeypatch.setattr(train, "forward_backward", blowing_up)
+    flags = ("--checkpoint-every", "0", "--keep", "30", "--max-skipped", "3")
+    assert run("--steps", "40", *flags) == 3
+    first = next(it["step"] for it in read_ledger(tmp_path / "run") if it["event"] == "spike")
+    named = re.search(r"--from-step (\d+), ", capsys.readouterr().err)
+    assert 0 < int(named[1]) < first - 1
 
 
 def test_the_same_command_again_goes_on(run, folder, monkeypatch, caplog):

@@ -23,6 +23,7 @@ START |= {"world_size": 4, "nodes": 2, "restarts": 1, "quarantined": 2, "flops_p
 SAVED = {"event": "checkpoint", "step": 40, "name": "step-40", "nbytes": 9, "time": 8.0}
 SAVED |= {"stall_s": 0.25, "write_s": 0.5}
 OWNED = dict.fromkeys(OWNERS, 1.0)
+STALL = {"event": "stall", "seconds": 12.5, "names": ["rank 3 (demo-worker-3)"]}
 CONFIG = Config(steps=400, checkpoint_every=60.0)
 
 
@@ -76,6 +77,9 @@ def test_a_scrape_has_no_step_that_its_counter_lacks():
         ([{"event": "loaded", "step": 4, "seconds": 2.0}], {"last_checkpoint_step": 4}),
         ([{"event": "newest", "step": 3, "since": 2.0}], {"last_checkpoint_timestamp_seconds": 2}),
         ([{"event": "storage", "fails": True}], {"storage_trouble": 1}),
+        ([STALL], {"stall_seconds": 12.5, "stuck_rank{3}{demo-worker-3}": 1}),
+        ([STALL, {"event": "stall_end"}], {"stall_seconds": 0}),
+        ([STALL, {"event": "stall_end"}], {"stuck_rank{3}{demo-worker-3}": None}),
         ([{"event": "last", "owned": OWNED}], {"state{finished}": 1}),
     ],
 )  # fmt: skip

@@ -1,7 +1,9 @@
-"""A rank that is really slow, and one that really hangs, in two ranks that train."""
+"""A rank that is really slow, and one that is really stopped, in two ranks that train."""
 
 import os
 import re
+import signal
+import time
 import urllib.request
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from support.toy import SMALL
 from support.waiting import until
 
 from gptddp.run.history import read_ledger
+from gptddp.training.stalls import described
 
 # Rank 1 of two: 0.05 s more for each of its micro-batches, while there is a file `slow`; no step
 # ends while there is a file `hang`. Windows and limits are a tenth of what they are.
@@ -20,7 +23,7 @@ import os, sys, time
 from pathlib import Path
 from gptddp import train
 from gptddp.training import stalls, stragglers
-stalls.LEAST_S, stalls.AGAIN_S = 1.5, 4.0
+stalls.LEAST_S, stalls.GATHER_S, stalls.AGAIN_S = 1.5, 0.5, 4.0
 stragglers.WINDOW_S, stragglers.HOLD_S = 2.0, 1.0
 def slowly(*args):
     for part in of_step(*args):
@@ -103,17 +106,50 @@ def test_a_slow_rank_is_named_and_released(job):
     assert job.scraped("straggler_ratio") == {}
 
 
-def test_a_rank_that_hangs_says_where(job):
-    """In its own log, once a while; the other one waits for it, and says nothing."""
+def test_a_stopped_rank_is_missed_by_the_others(job):
+    """A step that does not move is told: which rank gives no sign, and where the other is."""
+    os.kill(job.ranks[1].pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        (stall,) = job.until(lambda: job.events("stall"))
+        job.until(lambda: "has not moved for" in job.said)
+        assert job.scraped("stall_seconds")[""] >= 1.5
+        assert job.scraped("stuck_rank") == {'{slow_pod="pod-1",slow_rank="1"}': 1}
+    finally:
+        stopped = time.monotonic() - stopped
+        os.kill(job.ranks[1].pid, signal.SIGCONT)
+    assert (stall["ranks"], stall["names"]) == ([1], ["rank 1 (pod-1)"])
+    where = r"rank 1 \(pod-1\) gives no sign of life; rank 0 \(pod-0\) waits in \w+ \(\w+\.py:\d+\)"
+    assert re.fullmatch(where, stall["where"])
+    assert f"step {stall['step']} has not moved for " in job.said
+    (over,) = job.until(lambda: job.events("stall_end"))
+    assert over["step"] == stall["step"] and over["seconds"] >= stall["seconds"]
+    assert over["seconds"] >= stopped - 0.2  # a step may still have been logged
+    assert job.until(lambda: job.scraped("stall_seconds")[""] == 0)
+    assert job.scraped("stuck_rank") == {}
+
+
+def test_a_rank_that_hangs_elsewhere_says_where(job):
+    """It is alive, and in no collective: its own thread tells rank 0's in which function it is."""
+    before = len(job.events("stall"))
     (job.folder / "hang").touch()
-    heard: list[str] = []
-
-    def told() -> str:
-        heard.append(job.ranks[1].stderr.read())
-        return "".join(heard) if "has not moved" in "".join(heard) else ""
-
-    said = job.until(told)
+    (stall,) = job.until(lambda: job.events("stall")[before:])
     (job.folder / "hang").unlink()
-    here = r"\[rank 1\] step \d+ has not moved for \d s: it hangs in slowly \(<string>:\d+\), "
-    assert re.search(here + r"called by forward_backward \(train\.py:\d+\)", said)
-    assert "has not moved" not in job.said
+    assert stall["ranks"] == [1]
+    here = r"rank 1 \(pod-1\) is at slowly \(<string>:\d+\), called by forward_backward "
+    assert re.match(here + r"\(train\.py:\d+\), phase step; rank 0 \(pod-0\) waits", stall["where"])
+    job.until(lambda: job.events("stall_end")[before:])
+
+
+def test_where_the_ranks_are_is_said_in_a_line():
+    """Who is missing comes first; those that wait are counted, by place; no escapes."""
+    names = [f"rank {i} (p{i})" for i in range(4)]
+    waits = {"phase": "step", "waits": True, "at": "agree (agree.py:1)"}
+    busy = {"phase": "data_wait", "waits": False, "at": "next_batch (q.py:2)\x1b[2J"}
+    stall = described(7, 12.0, {0: waits, 1: busy, 2: waits}, names)
+    assert stall.missing == [1, 3] and stall.text == (
+        "rank 1 (p1) is at next_batch (q.py:2)\\x1b[2J, phase data_wait; "
+        "rank 3 (p3) gives no sign of life; 2 ranks wait in agree (agree.py:1)"
+    )
+    assert described(7, 12.0, dict.fromkeys(range(4), waits), names).missing == []
+    assert described(7, 12.0, {0: busy, 1: "x", 2: None, 3: busy}, names).missing == []

@@ -7,13 +7,13 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from gptddp.errors import visible
 from gptddp.k8s.observe.rank_0_log import (
     Losses,
     has_blocks,
-    is_of_rank_0,
+    of_rank_0,
     progress,
     rows,
     sparkline,
@@ -24,19 +24,12 @@ _SPARK = 16  # characters
 TERMINAL_EVERY_S, PLAIN_EVERY_S = 0.5, 10.0
 
 
-class HasLog(Protocol):
-    """A pod, as far as its log is read."""
-
-    log: Path
-    log_start: int  # where that of its newest process begins
-
-
 class Progress:
     """How far the training is, by the log of rank 0's pod and the newest step of the run."""
 
-    def __init__(self, pods: Sequence[HasLog], run_dir: str | None) -> None:
-        """`pods`: all of the job."""
-        self._pods, self._run_dir = pods, run_dir
+    def __init__(self, logs: Sequence[Path], run_dir: str | None) -> None:
+        """`logs`: of all pods, as any may have rank 0."""
+        self._logs, self._run_dir = logs, run_dir
         self._losses = Losses()
 
     def line(self, pods: str, spark: int = 0) -> str:
@@ -45,8 +38,8 @@ class Progress:
 
         spark: so many characters show the losses so far.
         """
-        logs = [end_of(pod.log, _TAIL_BYTES, pod.log_start) for pod in self._pods]
-        found = progress(next(filter(is_of_rank_0, logs), logs[0]))
+        logs = [[(None, line) for line in end_of(log, _TAIL_BYTES)] for log in self._logs]
+        found = progress(line for _, line in of_rank_0(logs))
         done = (found["progress"] or {}) | (newest(Path(self._run_dir)) if self._run_dir else {})
         if not isinstance(done.get("step"), int):
             return pods

@@ -8,7 +8,7 @@ from gptddp.k8s.observe import rank_0_log, status, why
 
 BAR = 30  # characters
 _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
-_BAD = ("why", "storage", "slow")
+_BAD = ("why", "storage", "stalled", "slow")
 
 
 def frame(

@@ -6,25 +6,33 @@
 import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from typing import IO, Any
 
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.exit_codes import ClusterError
-from gptddp.k8s.objects import has_log
+from gptddp.k8s.objects import Object, has_log, started
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER, parse
 
+Log = Sequence[tuple[datetime | None, str]]  # lines with their times
+
 TAIL = 200  # lines of a log that are searched for the newest step
+_AT_ONCE = 16  # pods whose logs are asked for
+_NEW_S = 60.0  # a line's age at which its pod surely has rank 0
 MOST_LOSSES = 10_000
 _STEP = re.compile(
     r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
     r"(?:  (?P<ranks>\d+) ranks?)?(?:  (?P<minutes>\d+):(?P<seconds>\d\d) left)?"
     r"(?:  goodput (?P<goodput>\d+)%)?(?P<storage>  storage fails)?(?:  slow: (?P<slow>.*))?"
 )
+_LIFE = re.compile(r"^life \d+: from .*, step (?P<step>\d+)")
 _SLOW = re.compile(r"(rank \d+(?: \([^)]*\))?) (\d+\.\d)x")
 _SAVED = re.compile(r"checkpoint (step-\S+) is saved|^life \d+: from (step-[^,\s]+)")
+_STALL = re.compile(r"^(?:gptddp\.launch: )?step (\d+) has not moved for (\d+) s: (.*)")
+_MOVED = re.compile(r"^step \d+ has moved|^life \d+: from ")
 _NAMED = re.compile(
     r"^step \d+: (?P<name>rank \d+(?: \([^)]*\))?) is (?:slow: it takes (?P<ratio>\d+\.\d) times"
     r"|as fast as the others again)"
@@ -34,49 +42,61 @@ _STORAGE = re.compile(r"^STORAGE: (?P<trouble>(?!it works again).*)?")
 _BEGUN = re.compile(r"^life \d+: from |^step \d+: .*; \d+ ranks? go on after ")
 _FAULT = re.compile(r"^life (\d+) ended after step (\d+): (.*)")
 _LOST = re.compile(r"^step (\d+): lost (.*); \d+ ranks? go on after ")  # and the life goes on
-_GONE = re.compile(r"^gptddp\.launch: the worker is lost")
 
 
 def with_log(cluster: Cluster, facts: Facts) -> Facts:
-    """The same with the end of the log of rank 0's pod, which may be any.
+    """The same with the end of the log of the pod that has rank 0. As it is where none can be read.
 
-    It is the first by name whose worker has logged a step, and else the first that has a log. As it
-    is where no log can be read.
+    That is any pod: rank 0 is the rank that has been in the training longest, so that pods are
+    asked by their age, some at a time, until one has a line of rank 0's that is new.
     """
-    first: Sequence[tuple[datetime | None, str]] | None = None
-    for pod in filter(has_log, facts.pods):
-        with contextlib.suppress(ClusterError):  # of a node that does not answer
-            name = pod["metadata"]["name"]
-            log = cluster.log(name, container=CONTAINER, tail=TAIL, quiet_s=5.0)
-            lines = [parse(line) for line in log]
-            if is_of_rank_0(line for _, line in lines):
-                return replace(facts, log=lines)
-            first = lines if first is None else first
-    return facts if first is None else replace(facts, log=first)
+    pods = sorted(filter(has_log, facts.pods), key=started)
+    logs: list[Log] = []
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        for i in range(0, len(pods), _AT_ONCE):
+            found = threads.map(lambda pod: _end_of(cluster, pod), pods[i : i + _AT_ONCE])
+            logs += [log for log in found if log is not None]
+            if logs and facts.now - newest(of_rank_0(logs))[0] < _NEW_S:
+                break
+    return replace(facts, log=of_rank_0(logs)) if logs else facts
 
 
-def is_of_rank_0(logged: Iterable[str]) -> bool:
-    """Has the worker that is the pod's now logged a step? One that was lost before may have."""
-    rank_0 = False
-    for line in logged:
-        rank_0 = not _GONE.match(line) and (rank_0 or bool(_STEP.search(line)))
-    return rank_0
+def _end_of(cluster: Cluster, pod: Object) -> Log | None:
+    with contextlib.suppress(ClusterError):  # of a node that does not answer
+        name = pod["metadata"]["name"]
+        log = cluster.log(name, container=CONTAINER, tail=TAIL, quiet_s=5.0)
+        return [parse(line) for line in log]
+    return None
+
+
+def of_rank_0(logs: Iterable[Log]) -> Log:
+    """The one of these logs, of a pod each, that has the newest line of rank 0's."""
+    return max(logs, key=newest)
+
+
+def newest(log: Log) -> tuple[float, int]:
+    """When the newest line of rank 0's came, in unix seconds, and its step; 0 where not known."""
+    for at, line in reversed(log):
+        if found := _STEP.search(line) or _LIFE.match(line):
+            return at.timestamp() if at else 0.0, int(found["step"])
+    return 0.0, 0
 
 
 def progress(logged: Iterable[str]) -> dict[str, Any]:
     """The newest of each in these lines, None for what they do not have.
 
     `progress`: step, steps, loss, tok_s, left_s, goodput (0 to 1) and slow ranks with the ratio to
-    the median. `checkpoint`: the newest, where it is named. `storage`: what fails in it. `fault`:
-    how the last life ended that could not say so itself. `losses`: by step.
+    the median. `checkpoint`: the newest, where it is named. `storage`: what fails in it. `stall`: a
+    step that does not move. `fault`: how the last life ended that could not say so itself.
+    `losses`: by step.
     """
-    names = ("progress", "checkpoint", "storage", "fault")
+    names = ("progress", "checkpoint", "storage", "stall", "fault")
     found: dict[str, Any] = dict.fromkeys(names)
     losses: dict[int, float] = {}
     slow: dict[str, float] = {}  # by name, as a step's line comes every `log_every` steps only
     for line in logged:
         if step := _STEP.search(line):
-            found |= {"progress": (done := _step(step)), "checkpoint": None}
+            found |= {"progress": (done := _step(step)), "stall": None, "checkpoint": None}
             slow = {it["name"]: it["ratio"] for it in done["slow"]}
             if step["storage"]:
                 found["storage"] = found["storage"] or "it fails: the pod's log says how"
@@ -86,6 +106,9 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
             slow.pop(named["name"], None)
             if named["ratio"]:
                 slow[named["name"]] = float(named["ratio"])
+        elif stall := _STALL.match(line):
+            seconds = int(stall[2])
+            found["stall"] = {"step": int(stall[1]), "seconds": seconds, "text": stall[3]}
         elif fault := _FAULT.match(line):
             about = {"life": int(fault[1]), "step": int(fault[2]), "cause": fault[3]}
             found["fault"] = about
@@ -95,6 +118,8 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
             found["storage"] = storage["trouble"]
         elif saved := _SAVED.search(line):
             found["checkpoint"] = saved[1] or saved[2]
+        if _MOVED.match(line):
+            found["stall"] = None
         if _BEGUN.match(line):
             slow, found["storage"] = {}, None
     if found["progress"]:
@@ -124,9 +149,11 @@ def _step(found: re.Match[str]) -> dict[str, Any]:
 
 def rows(found: dict[str, Any]) -> dict[str, str]:
     """The same for a reader: a name and a text for each that there is."""
-    done, fault = found["progress"] or {}, found["fault"]
-    shown = {"goodput": "", "storage": found["storage"] or "", "slow": ""}
+    done, stall, fault = found["progress"] or {}, found["stall"], found["fault"]
+    shown = {"goodput": "", "storage": found["storage"] or "", "slow": "", "stalled": ""}
     shown["last fault"] = ""
+    if stall:
+        shown["stalled"] = f"step {stall['step']}, {stall['seconds']} s: {stall['text']}"
     if slow := done.get("slow"):
         shown["slow"] = ", ".join(f"{it['name']} {it['ratio']:.1f} times the median" for it in slow)
     if done.get("goodput") is not None:
