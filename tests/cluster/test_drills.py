@@ -356,5 +356,5 @@ def test_delete_leaves_nothing_but_the_run(job):
     kinds = "pytorchjobs,pods,services,secrets,serviceaccounts,networkpolicies,pdb,jobs"
     left = job.namespace.kubectl("get", kinds, "-o", "name").stdout.split()
     assert [name for name in left if job.name in name] == []
-    assert (job.run / "ledger.jsonl").exists()
+    assert (job.run / "config.json").exists()
     assert job.cli("status", code=102)
