@@ -8,6 +8,8 @@ from gptddp.data.loader import Batch
 from gptddp.training.agree import Agreed
 from gptddp.training.parts import LifeParts
 
+DUE = ("val_loss", "val_bpb", "state_fp")  # of some steps, and later than the rest of the line
+
 
 def line_of(
     life: LifeParts,

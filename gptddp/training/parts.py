@@ -46,6 +46,7 @@ class LifeParts:
         # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
         self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
         self.line: dict[str, Any] = {}  # of the log, of the last finished step
+        self.handed_on = -1  # the step at which a rank has got the state of another
         self.rows: Rows  # from `guard` on
         self.net: GPT  # from `restore` on
         self.tensors: Mapping[str, Tensor]  # the live ones, likewise
