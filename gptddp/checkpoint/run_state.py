@@ -7,7 +7,8 @@ Where the ledger is lost, or has lost the start of a life that has saved, the ne
 the run's id and the configuration that was in force, and the end of an older life that the ledger
 still has is not that of the run. Lost with the ledger: the branches, the hash of the data, the row
 groups that were left out after that checkpoint, the names of the commits, and the sums (the
-rank-seconds, when the run began, whose ranks have differed, who was given --from-scratch).
+rank-seconds, when the run began, whose ranks have differed, who was given --from-scratch). No state
+is taken from `config.json` and `finished.json`.
 """
 
 import errno

@@ -1,5 +1,6 @@
-"""How the files of a dataset have changed since it was prepared."""
+"""How the files of a dataset have changed: since it was prepared, or since a run began."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,20 @@ def damaged(dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
             if size != bytes:
                 found[path] = f"{path} has {size} bytes instead of {bytes}"
     return found
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs between the files of two manifests, each as {path: entry}; a line a file."""
+    lines = []
+    for path in sorted(old.keys() | new.keys(), key=os.fsencode):
+        before, after = old.get(path), new.get(path)
+        if before is None or after is None:
+            lines.append(f"{path} was {'added' if before is None else 'removed'}")
+        elif before["bytes"] != after["bytes"]:
+            lines.append(f"{path} has {after['bytes']} bytes instead of {before['bytes']}")
+        elif before != after:
+            lines.append(f"{path} has other content")
+    return lines
 
 
 def listed(lines: list[str]) -> str:

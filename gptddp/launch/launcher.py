@@ -58,6 +58,8 @@ UNEXPECTED = 200
 POLL_S = 0.1
 NO_WORKER_S = 3.0  # after a signal, for torchrun to end once its worker has
 MARKER_S = 1.0  # between two reads of the marker of a finished run
+ALIVE_S = 1.0  # between two signs of life for the pod's liveness probe
+VOLUME_S = 3600.0  # a volume that hangs is no reason to lose what the pod has in memory
 FIRST_REPORT_S, REPORT_EVERY_S = 15.0, 60.0  # of waiting, until the log says for what, and again
 PEERS_EXIT_S = 3.0  # for the peers to leave at the end of the job
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # before a worker that may fail as the last one did
@@ -92,6 +94,7 @@ class Launcher:
         self.mesh: Mesh
         self.worker = Worker(self.verdict.parent, 0, self._name, _say, self._crashed)
         self.most = 1  # members that the job asks for
+        self.next_alive_s = 0.0  # monotonic
         self.next_marker_s = 0.0  # monotonic: when the run directory, which may be slow, is read
         self.next_report_s = 0.0  # monotonic: when the log says what is waited for
         self.rank: int | None = None  # of the worker, in the last view that it was in
@@ -115,15 +118,28 @@ class Launcher:
     def raise_if_over(self) -> None:
         """Raise to leave torchrun: for a final error, a signal, or where the run is finished."""
         self.raise_verdict()
+        self.say_alive()
         if not self.mesh.going and time.monotonic() > self.next_marker_s:
             self.next_marker_s = time.monotonic() + MARKER_S
-            if run_state.why_finished(self.config):
+            self.say_alive(VOLUME_S)
+            finished = bool(run_state.why_finished(self.config))
+            self.say_alive()
+            if finished:
                 raise Exit(0)
         if self.signals.number:
             from torch.distributed.elastic.multiprocessing import SignalException
 
             number = signal.Signals(self.signals.number)
             raise SignalException(f"stopped by {number.name}", number)
+
+    def say_alive(self, busy_s: float = 0.0) -> None:
+        """Touch the file of the liveness probe: the loop turns; the next turn may take `busy_s`."""
+        path, now = os.environ.get("GPTDDP_ALIVE"), time.monotonic()
+        if path and (busy_s or now > self.next_alive_s):
+            self.next_alive_s = now + (0.0 if busy_s else ALIVE_S)
+            with contextlib.suppress(OSError):  # without the file nothing is wrong
+                Path(path).touch()
+                os.utime(path, times=(time.time() + busy_s,) * 2)
 
     def _look(self) -> None:
         """At everything, every POLL_S as long as the worker lives."""
@@ -141,6 +157,7 @@ class Launcher:
 
         Raises CrashLoopError.
         """
+        self.say_alive(VOLUME_S)
         run = Path(self.config.run_dir)
         final = crash_loop.final(
             RuntimeError(how),
@@ -163,6 +180,9 @@ class Launcher:
         """Prepare this process for torchrun and run the loop; the container's exit code."""
         self.config = patiently(lambda: from_args(args, prog="python -m gptddp.launch"))
         os.environ[CUDA_CHECK] = "1"
+        if alive := os.environ.get("GPTDDP_ALIVE"):  # of a launcher before this one
+            with contextlib.suppress(OSError):
+                Path(alive).unlink()
         facts = pod_from(os.environ)
         forget_key()
         as_elastic(facts, os.environ)

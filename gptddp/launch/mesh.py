@@ -19,12 +19,14 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from gptddp.distributed.members import AT
 from gptddp.files import parse_json
 from gptddp.launch.links import LONG, TROUBLE, Links, Seal, join, pack
 from gptddp.launch.views import Json, Views, ids
 
 TICK_S, BEAT_S = 0.1, 0.5
-STOPPED_S = 3.0  # that a worker is stopped, until its launcher says so
+# that a worker is so, until its launcher says it
+LIMITS_S = {"stopped": 3.0, "late": 4.0}
 ASK_AGAIN_S = 1.0  # after a worker has said that it does not hold the lease
 
 
@@ -55,7 +57,7 @@ class Mesh:
         self._is_due = False
         self.worker_pid = 0
         self._worker: asyncio.StreamWriter | None = None
-        self._stopped_s, self._status = 0.0, ""  # for how long it is stopped, and its status before
+        self._unfit_s, self._status = 0.0, ""  # for how long it is stopped or late; its own status
         self._told: Json = {}  # what it was told last
         self._ready, self._trouble = threading.Event(), OSError("the mesh has not begun")
 
@@ -236,14 +238,15 @@ class Mesh:
         views, member = self.views, self.views.row["member"]
         if new := said.get("attach"):
             how = "it joins again" if self._worker is writer else "another worker has its place"
-            self._worker, self.worker_pid, self._stopped_s, self._told = writer, pid, 0.0, {}
+            self._worker, self.worker_pid, self._told = writer, pid, {}
+            self._unfit_s, self._status = 0.0, ""
             views.attach({"id": new["id"], "pod": new["pod"], "status": "starting"}, how)
             self._push({"settings": dict(zip(("least", "most"), self._sizes, strict=True))})
             self._push({"posts": {p["id"]: p["values"] for p in self._posts.values()}})
         elif self._worker is not writer or member is None:
             return
         elif "status" in said:
-            member["status"] = said["status"]
+            member["status"], self._status = said["status"], ""
         elif "post" in said:
             values = dict([said["post"]])
             self._post(self._links.agent, member["id"], values)
@@ -267,14 +270,18 @@ class Mesh:
         self._soon()
 
     def _look_at_worker(self, passed_s: float) -> None:
-        """Say of a worker that is stopped for STOPPED_S that it is, and when it goes on."""
-        member = self.views.row["member"]
-        is_stopped = bool(self.worker_pid) and _stat(self.worker_pid)[:1] in (["T"], ["t"])
-        self._stopped_s = self._stopped_s + passed_s if is_stopped else 0.0
-        if member and is_stopped and self._stopped_s >= STOPPED_S and member["status"] != "stopped":
-            self._status, member["status"] = member["status"], "stopped"
-        elif member and not is_stopped and member["status"] == "stopped":
-            member["status"] = self._status
+        """Say of a worker that is stopped, or was let in and does not come, that it is so."""
+        if (member := self.views.row["member"]) is None:
+            return
+        how = "stopped" if _stat(self.worker_pid)[:1] in (["T"], ["t"]) else ""
+        if not how and self.views.is_in and (self._status or member["status"]) == "warm":
+            at = self._posts.get(self._links.agent, {"values": {}})["values"].get(AT, [0])[0]
+            how = "late" if at < self.views.row["view"]["number"] else ""
+        self._unfit_s = self._unfit_s + passed_s if how else 0.0
+        if how and not self._status and self._unfit_s >= LIMITS_S[how]:
+            self._status, member["status"] = member["status"], how
+        elif not how and self._status:
+            member["status"], self._status = self._status, ""
 
     def _tell_worker(self) -> None:
         """Push what the worker does not know yet."""

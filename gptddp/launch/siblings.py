@@ -9,12 +9,15 @@ import ctypes
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from gptddp.distributed.process import PR_SET_PDEATHSIG, exit_now
 from gptddp.distributed.watchdog import STOPS
 
+_POLL_S = 0.1
 _TRIES = 100
 
 
@@ -25,7 +28,8 @@ def run(count: int, begin: Callable[[int], int]) -> int:
     job is over. A signal to this process is theirs. To be called with STOPS blocked, so that none
     is lost; `begin` unblocks them.
     """
-    pids = {_fork(begin, local_rank) for local_rank in range(count)}
+    alive = os.environ.get("GPTDDP_ALIVE", "")
+    pids = {_fork(begin, local_rank, alive): local_rank for local_rank in range(count)}
 
     def pass_on(number: int, frame: Any = None) -> None:
         for pid in pids:
@@ -38,8 +42,11 @@ def run(count: int, begin: Callable[[int], int]) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     first = 0
     while pids:
-        pid, status = os.wait()
-        pids.discard(pid)
+        time.sleep(_POLL_S)
+        _say_alive(alive, count)
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pids.pop(pid, None) is None:
+            continue
         code = os.waitstatus_to_exitcode(status)
         if code and not first:
             first = code if code > 0 else 128 - code
@@ -47,7 +54,7 @@ def run(count: int, begin: Callable[[int], int]) -> int:
     return first
 
 
-def _fork(begin: Callable[[int], int], local_rank: int) -> int:
+def _fork(begin: Callable[[int], int], local_rank: int, alive: str) -> int:
     parent = os.getpid()
     if pid := os.fork():
         return pid
@@ -55,7 +62,18 @@ def _fork(begin: Callable[[int], int], local_rank: int) -> int:
     if os.getppid() != parent:  # it was killed before the line above
         exit_now(1)
     os.setpgid(0, 0)  # a terminal's Ctrl-C comes once, from the parent
+    if alive:
+        os.environ["GPTDDP_ALIVE"] = f"{alive}.{local_rank}"
     exit_now(begin(local_rank))
+
+
+def _say_alive(alive: str, count: int) -> None:
+    """Give the file of the liveness probe the oldest time of the siblings' own."""
+    with contextlib.suppress(OSError):  # one has not begun its loop
+        times = [Path(f"{alive}.{i}").stat().st_mtime for i in range(count if alive else 0)]
+        if times:
+            Path(alive).touch()
+            os.utime(alive, times=(min(times),) * 2)
 
 
 def free_ports(count: int) -> int:

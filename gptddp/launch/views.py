@@ -4,10 +4,10 @@ Each launcher (*agent*) says all it knows in one *row*, a JSON object, and keeps
 every other. The leader, the first member of the last view that lives, proposes the next one. It
 commits it once every member has accepted it, and everybody in it takes it from a row.
 
-- Proof of a loss: the agent is dead, or says that its worker ended, left or is stopped. Silence of
-  SILENT_S is none: then more than half of those not proven lost have to be in the next view. So it
-  is with the last view, and with each proposal that anybody has accepted since, which may have been
-  committed. Where that fails, the leader's worker must hold the run's lease first.
+- Proof of a loss: the agent is dead, or says that its worker ended, left, is stopped or does not
+  come. Silence of SILENT_S is none: then more than half of those not proven lost have to be in the
+  next view. So it is with the last view, and with each proposal that anybody has accepted since,
+  which may have been committed. Where that fails, the leader's worker must hold the lease first.
 - An agent accepts ascending numbers only, so two views of one number share no member; and of two
   that share none only one can have a majority.
 - A first view needs no majority: who begins a life takes the lease. Of two worlds that meet, the
@@ -26,6 +26,7 @@ SILENT_S = 4.0  # of the listener's own running time, until an agent is taken fo
 FORGOTTEN_S = 15.0  # of silence, until a world is taken to have ended: longer than a lease lasts
 CALM_S = 2.0  # without news, until a first view may be smaller than the job asks for
 STARTING_S = 60.0  # that a first view waits for workers which are not ready yet
+UNFIT = {"stopped": "its process is stopped", "late": "it was let in and did not come"}
 KEPT = 32  # ends of agents and of workers, the newest, and as many as the job has workers
 
 
@@ -195,8 +196,8 @@ class Views:
     def _proof(self, member: Json) -> str:
         """How a member is lost by its own launcher's word, or for good."""
         row = self.rows.get(member["agent"])
-        is_stopped = row and status(row) == "stopped" and row["member"]["id"] == member["id"]
-        return self._end(member) or ("its process is stopped" if is_stopped else "")
+        is_there = row and row["member"] and row["member"]["id"] == member["id"]
+        return self._end(member) or (UNFIT.get(status(row), "") if is_there else "")
 
     def _together(self, members: Iterable[Json]) -> list[Json]:
         """Those who all hear each other: who misses most goes first, of equals the last one."""
@@ -230,7 +231,7 @@ class Views:
     def _goes_before(self, row: Json) -> bool:
         """Is the view of this row the one that stays, of it and the own?"""
         other, own = row["view"], self.row["view"]
-        going = [status(one) in ("going", "stopped") for one in (row, self.row)]
+        going = [status(one) in ("going", *UNFIT) for one in (row, self.row)]
         if going[0] != going[1] and other["root"] != own["root"]:
             return going[0]
         ranks = [(v["number"], len(v["members"]), v["leader"]) for v in (other, own)]

@@ -1,4 +1,4 @@
-"""What a run has recorded of its steps and lives, for an audit: log and ledger.
+"""What a run has recorded of its steps and lives, for an audit: log, ledger, and their copies.
 
 All of it is read anew, and nothing from sums. What does not fit together is named.
 """
@@ -11,11 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from gptddp.budget import BUDGETS
 from gptddp.config import Config, shown
 from gptddp.errors import AuditError
+from gptddp.files import read_json
 from gptddp.flags import from_saved, of_run
 from gptddp.run import log_check, summary
-from gptddp.run.directory import LEDGER
+from gptddp.run.directory import CONFIG, DATASET, FINISHED, LEDGER
 from gptddp.run.history import is_step, logged, read_ledger
 
 Event = Mapping[str, Any]
@@ -98,10 +100,11 @@ class Recorded:
 
 
 def read(run: Path, fields: Collection[str]) -> Recorded:
-    """What a run has recorded; of its lines, these fields.
+    """What a run has recorded; of its lines, these fields. Raises AuditError, ConfigError, OSError.
 
-    Raises AuditError, ConfigError, OSError.
+    The copies are read first, as they are written last.
     """
+    copies = {name: _copy(run / name) for name in (CONFIG, DATASET, FINISHED)}
     check = log_check.LogCheck(run)
     lines, lives = {}, {}
     for generation, line in logged(run):
@@ -146,6 +149,7 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
         wrong=wrong,
     )
     wrong += _wrong_stops(recorded)
+    wrong += _wrong_copies(recorded, copies)
     return recorded
 
 
@@ -211,3 +215,56 @@ def check_machine(recorded: Recorded, here: str) -> None:
                     f"{life} was computed on {there}, and this is {here}: the last bits differ "
                     "between them. Give the command on a machine of that kind"
                 )
+
+
+# -- the copies for people -------------------------------------------------------------------------
+
+
+def _copy(path: Path) -> Any:
+    """The content of a file; None where it is not there; the error where it is torn, or none."""
+    try:
+        return read_json(path)
+    except (ValueError, OSError) as error:
+        return error
+
+
+def _wrong_copies(recorded: Recorded, copies: Mapping[str, Any]) -> Iterator[str]:
+    """What the copies say, and the ledger has otherwise of the same life."""
+    for name, copy in copies.items():
+        if copy is None:  # there is none
+            continue
+        path = recorded.run / name
+        values = copy.get("config", copy) if isinstance(copy, dict) else None
+        if not isinstance(values, dict):
+            why = copy if isinstance(copy, Exception) else f"{path} is not as a life writes it"
+            yield f"{why}: remove it; the run's next start, or its end, writes it anew"
+            continue
+        there = _in_ledger(recorded, name, copy.get("generation", max(recorded.starts, default=0)))
+        if there is None:
+            life = f"{path} is of life {shown(copy.get('generation'))}"
+            yield f"{life}, and {recorded.run / LEDGER} has no {_WRITTEN_AT[name]} of it"
+            continue
+        here = {**copy, **values}
+        for field in (it for it in there if here.get(it) != there[it]):
+            what = f"{field} {shown(here.get(field))}, and the run {shown(there[field])}"
+            yield f"{path} has {what}"
+
+
+_WRITTEN_AT = {CONFIG: "start", DATASET: "start", FINISHED: "stop"}
+
+
+def _in_ledger(recorded: Recorded, name: str, life: Any) -> dict[str, Any] | None:
+    """What a copy that a life has written has to say; None where the ledger lacks its event."""
+    events = (it for it in recorded.events if it["event"] == _WRITTEN_AT[name])
+    own = [it for it in events if it["generation"] == life]
+    if not own or life not in recorded.configs:
+        return None
+    start = recorded.starts[life]
+    if name == DATASET:  # all lives have had the same data
+        return {"sha256": start.get("dataset")}
+    if name == CONFIG:
+        about = {it: start.get(it) for it in ("run_id", "version")}
+        return {**about, **start["config"]}
+    budgets = {it: getattr(recorded.configs[life], it) for it in BUDGETS}
+    stop = {it: own[-1].get(it) for it in ("step", "tokens", "train_s", "cause")}
+    return {"run_id": start.get("run_id"), **budgets, **stop}

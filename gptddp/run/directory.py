@@ -6,6 +6,7 @@ checkpoints/        see checkpoint/store.py
 faults/             the trainer's own errors; see crash_loop.py
 samples.jsonl       texts of the model
 lease.json          which job has the run; see lease.py
+config.json, dataset.json, finished.json    copies for people; see copies.py
 """
 
 import re
@@ -13,11 +14,14 @@ from pathlib import Path
 
 from gptddp.files import exists, names_in
 
+CONFIG = "config.json"
+DATASET = "dataset.json"
 LEDGER = "ledger.jsonl"
 CHECKPOINTS = "checkpoints"
 FAULTS = "faults"
 SAMPLES = "samples.jsonl"
 LEASE = "lease.json"
+FINISHED = "finished.json"
 
 _LOG = re.compile(r"log\.(\d{1,9})\.jsonl", re.ASCII)
 

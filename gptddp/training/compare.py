@@ -18,13 +18,15 @@ def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
     step = life.step if life.live.is_whole else -1
     fp = state_fp(life.tensors) if step >= 0 else 0
     generation = life.recorder.generation if life.recorder else life.generation
-    mine = step, fp, layout, generation, int(books), machine(world.device)
+    # of an evaluation, whose last collective not every rank may have come out of
+    knows = len(life.line)
+    mine = step, fp, layout, generation, int(books), knows, machine(world.device)
     rows = world.gather(mine)  # all ranks
-    steps, fps, layouts, generations, have_books, machines = zip(*rows, strict=True)
+    steps, fps, layouts, generations, have_books, known, machines = zip(*rows, strict=True)
     if (newest := max(steps)) < 0:
         raise LifeLost("no rank is left that has the state")
     have = [rank for rank, it in enumerate(steps) if it == newest]
-    giver, known = have[0], fps[have[0]]
+    giver = max(have, key=lambda rank: known[rank])
     if len({fps[rank] for rank in have}) > 1:
         raise Diverged({rank: fps[rank] for rank in have}, newest, world.names)
     if layout != layouts[giver]:
@@ -34,26 +36,32 @@ def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
         )
     if len({*layouts}) > 1:
         raise LostPeer("a worker that has come would add up gradients in another order: it ends")
-    if len(have) < world.world_size:
-        _hand_over(life, giver, step == newest, known)
+    all_have = len(have) == world.world_size
+    if not all_have or len({*known}) > 1:
+        _hand_over(life, giver, step == newest, all_have, fps[giver])
     life.generation, life.machines = max(generations), sorted({*machines})
-    life.progress.state_fp = known
+    life.progress.state_fp = fps[giver]
     return giver, not have_books[0]
 
 
-def _hand_over(life: LifeParts, giver: int, has_it: bool, fp: int) -> None:
-    """All ranks: the state of the rank `giver`, and what goes with it."""
+def _hand_over(life: LifeParts, giver: int, has_it: bool, all_have: bool, fp: int) -> None:
+    """All ranks: the state of the rank `giver`, unless all have it, and what goes with it."""
     world = life.world
     life.live.is_whole = has_it
-    world.broadcast(life.tensors.values(), giver)  # all ranks
-    about = [life.progress.to_meta(), life.line, *life.live.kept()] if has_it else None
+    if not all_have:
+        world.broadcast(life.tensors.values(), giver)  # all ranks
+    mine = world.rank == giver
+    about = [life.progress.to_meta(), life.line, *life.live.kept()] if mine else None
     about = world.broadcast_value(about, giver)  # all ranks
-    if has_it:
+    if mine:
         return
     meta, line, lines, events = about
     vars(life.progress).update(vars(Progress.from_meta(meta)))
     life.line = line
-    life.live.take_over({it["step"]: it for it in lines}, events)
-    if (mine := state_fp(life.tensors)) != fp:
-        raise Diverged({giver: fp, world.rank: mine}, life.step, world.names)
+    if not has_it:
+        life.live.take_over({it["step"]: it for it in lines}, events)
+    if life.line:
+        life.live.keep(life.line)
+    if not has_it and (found := state_fp(life.tensors)) != fp:
+        raise Diverged({giver: fp, world.rank: found}, life.step, world.names)
     life.live.is_whole = True

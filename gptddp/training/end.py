@@ -118,6 +118,8 @@ class Ending(threading.Thread):
             stop["results"] = recorder.results(now)
         recorder.events.emit("stop", **stop, since_s=round(recorder.spent.since_s, 3))
         error = self._insist(recorder.log.sync)  # and the ledger before it
+        if error is None and self._cause != "stopped":
+            recorder.copy_finished(stop)
         ended = {"step": now.step, "cause": self._cause, "where": where}
         recorder.events.emit("ended", **ended, results=stop.get("results"))
         return error

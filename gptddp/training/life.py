@@ -142,6 +142,8 @@ class Life(LifeParts):
         self.cause = used_up(self.config, self.step, self.progress.tokens)
         if self.recorder and self.recorder.last_step < self.step:  # cut off behind the step
             self.recorder.step(self.line, self.progress, 0.0)
+        elif self.recorder and self.line and self.recorder.line != self.line:  # another had more
+            self.recorder.completed(self.line, "val_loss" in self.line)
 
     # -- a step ------------------------------------------------------------------------------------
 

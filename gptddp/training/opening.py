@@ -13,13 +13,17 @@ from typing import Any
 from gptddp.checkpoint import known, retention, run_state, store
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config, check_world_size
-from gptddp.data.dataset import MANIFEST, Dataset
+from gptddp.data import inventory
+from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import CheckpointError, ConfigError, DataError, Finished
-from gptddp.files import patiently, read_json
+from gptddp.files import exists, patiently, read_json
 from gptddp.flags import from_saved
 from gptddp.run.directory import (
+    CONFIG,
+    DATASET,
+    FINISHED,
     LEDGER,
     log_generations,
     log_path,
@@ -130,15 +134,16 @@ def _check_is_new(run: Path, recorded: Summary, from_scratch: bool) -> None:
     One whose checkpoints are there, and damaged, is refused when they are loaded. Raises OSError.
     """
     with suppress(ValueError, AttributeError):  # torn, or no object
-        if "splits" in (read_json(run / MANIFEST) or {}):
+        if "splits" in (read_json(run / DATASET) or {}):
             raise ConfigError(f"{run} is a dataset and no run: give another --run-dir")
-        if "model_type" in (read_json(run / "config.json") or {}):
+        if "model_type" in (read_json(run / CONFIG) or {}):
             raise ConfigError(
                 f"{run} is a model for transformers and no run: begin one with it in another "
                 f"folder, by `gptddp train --init-from {run}`; `gptddp eval` takes it as it is"
             )
     traces = [LEDGER] if recorded.bytes else []
     traces += [log_path(run, it).name for it in log_generations(run)[-1:]]
+    traces += [it for it in (CONFIG, DATASET, FINISHED) if exists(run / it)]
     if not traces or store.names(run):
         return
     what = f"{run} has {', '.join(traces)} of a run ({last_step(run)} steps logged)"
@@ -195,11 +200,20 @@ def _in_history(run: Path, recorded: Summary, step: int, tell: Tell) -> tuple[in
 
 
 def check_data(run: Path, began: str | None, dataset: Dataset, on_bad: str) -> None:
-    """Refuse other data than the run `began` with (their hash). Raises OSError."""
+    """Refuse other data than the run `began` with (their hash), naming every file that differs.
+
+    dataset.json knows what the hash stands for. Raises OSError.
+    """
     if began not in (None, dataset.sha256):
+        lines: list[str] = []
+        with suppress(ValueError, LookupError, TypeError, AttributeError):  # torn, or foreign
+            there: Any = read_json(run / DATASET)
+            if there["sha256"] == began:
+                lines = inventory.changes(there["files"], inventory.files(dataset.manifest))
         raise DataError(
-            f"{dataset.dir} (sha256 {dataset.sha256:.12}) is not the data that run {run} began "
-            f"with ({began:.12}): put that data set back, or give another --run-dir"
+            f"{dataset.dir} is not the data that run {run} began with"
+            f"{': ' if lines else ''}{inventory.listed(lines) if lines else ''}: "
+            "put that data set back, or give another --run-dir"
         )
     if on_bad == "fail":
         dataset.check_whole()

@@ -1,6 +1,7 @@
 """Rank 0's part of a life: what happens in it, as events; its saves, and the last scrape."""
 
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from gptddp import __version__
 from gptddp.checkpoint import run_state
-from gptddp.data import lanes
+from gptddp.data import inventory, lanes
 from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World
@@ -20,7 +21,7 @@ from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import ConfigError
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
-from gptddp.run import crash_loop, recovery
+from gptddp.run import copies, crash_loop, recovery
 from gptddp.run.history import Ledger, RunLog, complete, history, newest_line, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
@@ -57,6 +58,7 @@ class Recorder:
     ) -> None:
         c = self.config = origin.config
         self._dataset = dataset
+        self._copies: threading.Thread | None = None  # after the first step
         self.origin, self.lease, self.world = origin, lease, world
         self.generation = origin.generation
         self.spent, self.clock = spent, spent.clock
@@ -81,7 +83,7 @@ class Recorder:
         views = self.metrics, Console(origin), to_samples(run)
         self.events = Events(origin.generation, records, views)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.events)
-        self._line: Mapping[str, Any] = origin.line or {}  # of the last step
+        self.line: Mapping[str, Any] = origin.line or {}  # of the last step
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
         self._stragglers = self._of_world()
@@ -229,12 +231,12 @@ class Recorder:
     @property
     def last_step(self) -> int:
         """The last one that is recorded."""
-        return int(self._line.get("step", self.origin.step))
+        return int(self.line.get("step", self.origin.step))
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """One finished step, and what it shows."""
         emit, step, spent = self.events.emit, line["step"], self.spent
-        self._line, self._batch_fp = line, line["batch_fp"]
+        self.line, self._batch_fp = line, line["batch_fp"]
         owned = None
         if "phases" in line or step % self.config.log_every == 0:  # it will be said
             self._sums.owners.phases = line.get("phases") or spent.by_phase()
@@ -257,7 +259,17 @@ class Recorder:
             emit("recovered", step=step, world_size=line["world_size"], **parts)
             self._last = None
         self._stepped_at = time.monotonic()
+        if self._copies is None:
+            self._copies = self._begin_copies()
         self.saves.watch()
+
+    def _begin_copies(self) -> threading.Thread:
+        """What the run has now, for people: a step was done with it."""
+        origin, dataset = self.origin, self._dataset
+        about = {"version": __version__, "torch": str(torch.__version__), "run_id": origin.run_id}
+        config = {**about, "generation": origin.generation, "config": to_saved(self.config)}
+        files = {"sha256": dataset.sha256, "files": inventory.files(dataset.manifest)}
+        return copies.begin(Path(self.config.run_dir), config, files)
 
     def stalled(self, stall: Stall) -> None:
         """In a thread: a step does not move. The ledger has it once, however long it lasts."""
@@ -270,7 +282,7 @@ class Recorder:
 
     def completed(self, line: dict[str, Any], evaluated: bool) -> None:
         """The last step has what its line lacked; `evaluated`: that was the losses."""
-        self._line = line
+        self.line = line
         self.events.emit("completed", line=line, evaluated=evaluated)
 
     def of_step(self, progress: Progress) -> dict[str, Any]:
@@ -285,15 +297,26 @@ class Recorder:
 
     # -- the end -----------------------------------------------------------------------------------
 
+    def copy_finished(self, stop: Mapping[str, Any]) -> None:
+        """The run is finished: the marker for people, where the disk takes it."""
+        if self._copies:
+            self._copies.join(copies.WAIT_S)
+        about = {"generation": self.origin.generation, **stop}
+        try:
+            config = to_saved(self.config)
+            copies.finish(Path(self.config.run_dir), self.origin.run_id, config, about)
+        except OSError as error:
+            log.warning("%s", explain(error))
+
     def results(self, progress: Progress) -> dict[str, float | None]:
         """By the keys of results.py; the MFU is that of this life, as is its world."""
         tokens, train_s = self._before
         done = progress.tokens - tokens, progress.train_s - train_s
-        ended = time.time() if done[0] else self._line.get("time", time.time())
+        ended = time.time() if done[0] else self.line.get("time", time.time())
         mfu = results.mfu(self._flops, *done, self.world.world_size, self._peak)
         on_gpu = self.world.device.type == "cuda"
         return {
-            "val_bpb": self._line.get("val_bpb"),
+            "val_bpb": self.line.get("val_bpb"),
             "training_seconds": progress.train_s,
             "total_seconds": ended - self._run_began,
             "peak_vram_mb": self.spent.memory.most / 2**20 if on_gpu else 0.0,
@@ -319,6 +342,8 @@ class Recorder:
     def close(self) -> None:
         """Close the files; what the disk has not taken is written if it takes it now."""
         self.events.emit("closed")
+        if self._copies:
+            self._copies.join(copies.WAIT_S)
         self.log.close()
         self.ledger.close()
         self.lease.close()

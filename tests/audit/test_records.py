@@ -5,11 +5,11 @@ import json
 import shutil
 
 import pytest
-from support.audits import audit, change_lines, edit_events, lines_of, save_again
+from support.audits import audit, change_lines, edit_events, edit_json, lines_of, save_again
 
 from gptddp.checkpoint.load import load
 from gptddp.run import audited
-from gptddp.run.directory import LEDGER
+from gptddp.run.directory import CONFIG, DATASET, FINISHED, LEDGER
 
 pytestmark = pytest.mark.usefixtures("train_here")
 OTHER = "0123456789abcdef"
@@ -33,8 +33,24 @@ def test_what_an_audit_begins_with_is_compared_with_the_log(forged):
     assert "in the log, and 7 in step-000000000008.2" in text
 
 
+def in_json(name, **changes):
+    return lambda run: edit_json(run, name, **changes)
+
+
 def in_events(*kinds, which=slice(None), **changes):
     return lambda run: edit_events(run, *kinds, which=which, **changes)
+
+
+def torn(name):
+    return lambda run: (run / name).write_text('{"tokens": }')
+
+
+def a_folder(name):
+    def forge(run):
+        (run / name).unlink()
+        (run / name).mkdir()
+
+    return forge
 
 
 FIRST, SAVES = slice(1), slice(1, None)  # the last save of a life is followed by its stop
@@ -66,6 +82,7 @@ FORGED = {
         in_events("checkpoint", which=FIRST),
         "lacks the checkpoint event of step-000000000001.1, and has later ones",
     ),
+    "step of the marker": (in_json(FINISHED, step=7), "finished.json has step 7, and the run 8"),
     "tokens of the last stop": (in_events("stop", tokens=3, results=[1]), "tokens is 3 in ledger"),
     "what has come out of it": (
         in_events("stop", which=SAVES, results={"val_bpb": 0.5}),
@@ -75,11 +92,22 @@ FORGED = {
         in_events("checkpoint", which=FIRST, error="x"),
         "lacks the checkpoint event of step-000000000001.1",
     ),
+    "run of the marker": (in_json(FINISHED, run_id="other"), "finished.json has run_id 'other'"),
+    "life of the marker": (in_json(FINISHED, generation=[7]), "has no stop of it"),
+    "the run's last stop": (in_events("stop", which=SAVES), "ledger.jsonl has no stop of it"),
+    "a torn marker": (torn(FINISHED), "finished.json is not valid JSON"),
+    "rate of the copy": (in_json(CONFIG, lr=0.5), "config.json has lr 0.5, and the run"),
+    "run of the copy": (in_json(CONFIG, run_id="other"), "config.json has run_id 'other'"),
+    "life of the copy": (in_json(CONFIG, generation="x"), "config.json is of life 'x'"),
+    "no configuration in the copy": (in_json(CONFIG, config=[]), "is not as a life writes"),
+    "a torn copy": (torn(CONFIG), "config.json is not valid JSON"),
+    "hash of the data": (in_json(DATASET, sha256="x"), "dataset.json has sha256 'x', and"),
+    "a folder in the place of a copy": (a_folder(CONFIG), "config.json"),
 }
 
 
 @pytest.mark.parametrize("what", FORGED)
-def test_the_ledger_says_what_the_steps_are(forged, what):
+def test_ledger_and_copies_say_what_the_steps_are(forged, what):
     """A value that is replaced, garbage in its place, and an event that is taken out are a
     difference, though every line of the log is right."""
     forge, wanted = FORGED[what]
@@ -91,7 +119,7 @@ def test_the_ledger_says_what_the_steps_are(forged, what):
 
 def test_what_a_killed_run_lacks_is_no_difference(forged):
     """Its first life was killed before the ledger had its last save, and a launcher before it had
-    one of the second life, saved late: no save of that life follows it."""
+    one of the second life, saved late: no save of that life follows it. There are no copies."""
     events = [json.loads(line) for line in (forged / LEDGER).read_text().splitlines()]
     saves = [it for it in events if it["event"] == "checkpoint"]
     unseen = [it for it in saves if it["step"] == 5 or 5 < it["step"] < 8]
@@ -101,6 +129,8 @@ def test_what_a_killed_run_lacks_is_no_difference(forged):
     code, text = audit(forged)
     assert code == 1 and "lacks the checkpoint event of" in text  # of the second life
     save_again(forged, parent="step-000000000005.1")
+    (forged / CONFIG).unlink()
+    (forged / FINISHED).unlink()
     code, text = audit(forged)
     assert code == 0 and " to 8 of 8" in text, text
 
@@ -127,6 +157,7 @@ def test_a_run_that_goes_on_while_its_files_are_read(forged, tmp_path, monkeypat
     events = [json.loads(line) for line in (forged / LEDGER).read_text().splitlines()]
     events = [it for it in events if it["step"] <= 6 and it["event"] != "recovered"]
     (forged / LEDGER).write_text("".join(json.dumps(it) + "\n" for it in events))
+    (forged / FINISHED).unlink()
     newest = next(forged.glob("checkpoints/*8.2")).rename(tmp_path / "step-000000000008.2")
     for path in forged.glob("checkpoints/*7.2"):
         shutil.rmtree(path)

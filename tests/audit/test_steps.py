@@ -271,6 +271,7 @@ def test_a_run_whose_evaluations_are_no_numbers(corpus, tmp_path):
 def killed(run):
     """The newest life was killed before it could record its end."""
     edit_events(run, "stop", which=slice(-1, None))
+    (run / "finished.json").unlink()
 
 
 def test_steps_that_the_run_has_left_are_named_and_not_counted(corpus, tmp_path):

@@ -55,7 +55,7 @@ def lose_the_end_of_the_ledger_too(root):
 BOOKS = {
     move_away: "step-000000000006.3",
     empty: "step-000000000006.3",
-    lose_the_ledger_too: "log.3.jsonl of a run (6 steps logged)",
+    lose_the_ledger_too: "dataset.json, finished.json of a run (6 steps logged)",
     lose_the_end_of_the_ledger_too: "life 3, whose checkpoints ledger.jsonl does not know",
 }
 

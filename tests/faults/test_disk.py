@@ -20,7 +20,7 @@ from support.toy import SMALL
 from support.waiting import until
 
 from gptddp import train
-from gptddp.run import lines, summary
+from gptddp.run import lines
 from gptddp.run.history import history, read_ledger
 
 DISKS = str(SUPPORT / "failing_disk.py")
@@ -139,7 +139,7 @@ def test_the_end_waits_for_the_disk(three, check, tmp_path):
     err = three(run, 30, plan, 0, DISK_HEAL_S="6")
     assert any("error" in save for save in check(run, 30))
     assert err.count("waiting for the storage") == 1 and err.count("finished after step 30") == 1
-    assert err.count("STORAGE: ") == 2 and summary.read(run).is_finished
+    assert err.count("STORAGE: ") == 2 and (run / "finished.json").exists()
 
 
 def test_a_stop_ends_the_wait(start, tmp_path):
@@ -151,7 +151,7 @@ def test_a_stop_ends_the_wait(start, tmp_path):
             break
     process.send_signal(signal.SIGTERM)
     finish(process, 128 + signal.SIGTERM)
-    assert not summary.read(run).is_finished
+    assert not (run / "finished.json").exists()
 
 
 def test_a_new_run_needs_a_disk(start, tmp_path):

@@ -14,7 +14,7 @@ from support.faulty_jobs import Fault, check_same_run, long
 from support.namespaces import PREFIX, bridge, enter, inside
 
 from gptddp.k8s.local.container import Network
-from gptddp.run import lease, summary
+from gptddp.run import lease
 from gptddp.run.history import read_ledger
 
 pytestmark = long
@@ -175,7 +175,7 @@ def test_a_worker_0_that_is_cut_off_trains_on_and_its_replacement_waits(halves, 
     assert starts(job)[-1]["source"] == "memory" and len(starts(job)) == 3
     for it in both:
         it.pause(0)
-    together(both, lambda: summary.read(job.run).is_finished, "the end of the run")
+    together(both, lambda: (job.run / "finished.json").exists(), "the end of the run")
     ended(job, undisturbed)
 
 
@@ -210,5 +210,5 @@ def test_a_worker_0_that_comes_back_beside_its_replacement_waits(halves, undistu
     together(both, lambda: len(starts(job)) > lives, "a life of the old worker 0")
     assert starts(job)[-1]["world_size"] == 1 and starts(job)[-1]["source"] == "memory"
     job.pause(0)
-    together(both, lambda: summary.read(job.run).is_finished, "the end of the run")
+    together(both, lambda: (job.run / "finished.json").exists(), "the end of the run")
     ended(job, undisturbed)

@@ -1,6 +1,7 @@
 """A volume on which one read or write fails: at each of them until a life has done a step."""
 
 import errno
+import json
 import os
 import shutil
 
@@ -50,10 +51,10 @@ def put_back(tmp_path) -> None:
 
 
 def books(run) -> tuple[list, dict, str]:
-    """Of each step all its numbers; the newest start; the run id."""
+    """Of each step all its numbers; the newest start; the run id in config.json."""
     found = [[line.get(k) for k in (*FIELDS, *SOME)] for line in history(run)]
     start = [event for event in read_ledger(run) if event["event"] == "start"][-1]
-    return found, start, start["run_id"]
+    return found, start, json.loads((run / "config.json").read_text())["run_id"]
 
 
 @pytest.mark.parametrize("kind", ["memory", "checkpoint"])

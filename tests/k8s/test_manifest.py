@@ -1,6 +1,9 @@
 """Rendering: golden manifests, and what each of them has."""
 
 import copy
+import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,33 @@ def test_a_changed_spec_has_another_hash_and_rendezvous():
 def patched(clean):
     """A job with a patch: which pods are removed when it has ended, Running by default."""
     return manifest.pytorchjob(built(patch={"spec": {"runPolicy": {"cleanPodPolicy": clean}}}))
+
+
+@pytest.mark.parametrize(
+    ("age_s", "alive"),
+    [(None, True), (-3600, True), (0, True), (350, True), (500, False), (86400, False)],
+)
+def test_the_liveness_probe_kills_a_pod_only_for_a_launcher_that_stands_still(
+    tmp_path, age_s, alive
+):
+    """Not before its first sign of life, nor within a grace period and five minutes of the last."""
+    file = tmp_path / "alive"
+    if age_s is not None:
+        file.touch()
+        os.utime(file, times=(time.time() - age_s,) * 2)
+    own = container(render_job({"grace_s": 60}))
+    probe, env = own["livenessProbe"], {e["name"]: e.get("value") for e in own["env"]}
+    assert Path(env["GPTDDP_ALIVE"]).parent == Path("/tmp")
+    env = os.environ | {"GPTDDP_ALIVE": str(file)}
+    done = subprocess.run(probe["exec"]["command"], env=env, stderr=subprocess.DEVNULL)
+    assert (done.returncode == 0) == alive
+    done = subprocess.run(
+        ["/bin/sh", *probe["exec"]["command"][1:]],
+        env=env | {"PATH": "/nowhere"},
+        stderr=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0  # an image without `find`
+    assert probe["failureThreshold"] * probe["periodSeconds"] >= 180
 
 
 def test_trainer_settings_survive_the_way_through_the_manifest():

@@ -76,13 +76,13 @@ spec:
         """{
       enableServiceLinks: null, hostname: null,
       securityContext: {fsGroup: null},
-      containers: [{name: pytorch, ports: null}],
+      containers: [{name: pytorch, livenessProbe: null}],
       volumes: [{name: scratch, emptyDir: null, ephemeral: {}},
                 {name: shm, emptyDir: {sizeLimit: 2Gi}}]}""",
     )
     assert not {"enableServiceLinks", "hostname"} & pod_spec(job).keys()
     assert "fsGroup" not in pod_spec(job)["securityContext"]
-    assert "ports" not in container(job)
+    assert "livenessProbe" not in container(job)
     volumes = {volume["name"]: volume for volume in pod_spec(job)["volumes"]}
     assert volumes["scratch"] == {"name": "scratch", "ephemeral": {}}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}

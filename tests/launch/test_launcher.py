@@ -5,11 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from support import ledgers
+from support.launchers import START, TOY
 from support.pod_env import ENV
+from support.processes import free_port
 from support.waiting import until
 
 import gptddp
@@ -90,6 +93,63 @@ def test_sigterm_ends_it_while_it_imports(python):
     until(lambda: caught() & wanted, poll_s=0.005)
     pod.terminate()
     assert ended(pod)[0] == 143
+
+
+def test_a_launcher_that_waits_for_its_peers_says_that_it_is_alive(forked, tmp_path):
+    """Again and again, from its loop: not before that begins, and not when it stands still."""
+    file = tmp_path / "alive"
+    file.touch()
+    os.utime(file, times=(0, 0))  # as a launcher before this one may have left it
+    env = os.environ | ENV | {"PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}"}
+    env |= {"GPTDDP_ALIVE": str(file), "POD_ADDRESS": "127.0.0.1"}
+    pod = forked(START, str(TOY), "--run-dir", str(tmp_path), env=env)
+
+    def said() -> float:
+        """When; 0 while it is dated ahead, for a read of the volume."""
+        at = file.stat().st_mtime if file.exists() else 0.0
+        return at if at < time.time() + 1 else 0.0
+
+    first = until(said, "its first sign of life")
+    assert abs(first - time.time()) < 30
+    until(lambda: said() > first, "the next one")
+    trains = (
+        "from types import SimpleNamespace as N; "
+        "from gptddp.launch.launcher import Launcher, Path; it = Launcher(); "
+        "it.verdict, it.mesh = Path('/none'), N(going=True); it.raise_if_over()"
+    )
+    alone = env | {"GPTDDP_ALIVE": str(tmp_path / "trains")}
+    assert forked(trains, env=alone).wait(60) == 0
+    assert abs((tmp_path / "trains").stat().st_mtime - time.time()) < 30
+    pod.send_signal(signal.SIGSTOP)
+    time.sleep(0.1)
+    last = file.stat().st_mtime
+    time.sleep(1.5)
+    assert file.stat().st_mtime == last
+    assert pod.poll() is None
+
+
+SIBLINGS = """
+import os, time
+from pathlib import Path
+from gptddp.launch import siblings
+siblings._POLL_S, alive = 0.01, Path(os.environ["GPTDDP_ALIVE"])
+def begin(local_rank):
+    time.sleep(0.3 * local_rank)
+    early = alive.exists()
+    own = Path(os.environ["GPTDDP_ALIVE"])
+    own.touch()
+    os.utime(own, times=(100 + local_rank,) * 2)
+    time.sleep(0.3)
+    return 7 if early else 0
+raise SystemExit(siblings.run(2, begin))
+"""
+
+
+def test_a_pod_of_several_launchers_is_as_alive_as_the_one_that_stands_still(forked, tmp_path):
+    """And says nothing before all have begun."""
+    env = os.environ | {"GPTDDP_ALIVE": str(tmp_path / "alive")}
+    assert forked(SIBLINGS, env=env).wait(60) == 0
+    assert (tmp_path / "alive").stat().st_mtime == 100
 
 
 @pytest.mark.parametrize("workers", [1, 2])

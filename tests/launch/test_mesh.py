@@ -127,6 +127,19 @@ def test_a_stopped_worker_is_out_by_its_launchers_word_and_comes_back(job):
     assert one.pods[1].worker == stopped
 
 
+def test_a_joiner_that_is_let_in_and_does_not_come_is_out_again(job):
+    """Its launcher says so after four seconds: the others wait for it without a limit."""
+    one = job(2)
+    one.agree(one.pods)
+    (one.pods[1].folder / "log.late").touch()
+    os.kill(one.pods[1].worker, signal.SIGKILL)
+    until(lambda: len(one.pods[0].views()) == 3, 6)  # two, one, two
+    one.agree(one.pods[:1], 8)
+    assert "did not come" in one.pods[0].views()[-1]["view"]["gone"][0]["how"]
+    (one.pods[1].folder / "log.late").unlink()
+    one.agree(one.pods)
+
+
 @pytest.mark.alone
 def test_a_silent_pod_is_out_by_a_majority_within_five_seconds(job):
     """A launcher that is stopped comes back as a joiner when it wakes."""

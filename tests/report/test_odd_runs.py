@@ -31,12 +31,13 @@ def test_a_run_without_a_step_has_a_page(tmp_path, written):
 
 
 def test_torn_files_are_told_and_the_rest_is_drawn(tmp_path, written):
-    """A torn last line of the log, a torn line of the ledger."""
+    """A torn last line of the log, a torn line of the ledger; no copy is read."""
     log = written / "log.3.jsonl"
     log.write_bytes(log.read_bytes()[:-20])
     ledger = written / "ledger.jsonl"
     *events, stop = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join([*events, '{"event": "checkp\n', stop]))
+    (written / "config.json").write_text('{"config": ')
     page = draw(written, out=tmp_path / "report.html")
     assert len(points(figures(page)["loss"], "training")) == 59
     told = " ".join(re.findall(r'class="wrong">(.*?)</p>', page, re.S))

@@ -72,11 +72,13 @@ def test_a_stop_is_not_called_a_world_that_forms(tmp_path):
 
 
 def test_losses_of_two_datasets_are_not_compared_without_a_word(tmp_path, written):
-    """Of other tokens the loss is another measure; of the same dataset nothing is said."""
+    """Of other tokens the loss is another measure; of the same dataset nothing is said. The ledger
+    says which it was, and not the copy for people."""
     other = write(tmp_path / "other", 20)
     change(written / "ledger.jsonl", {"dataset": "a"}, event="start")
     for of_other, told in (("a", False), ("b", True)):
         change(other / "ledger.jsonl", {"dataset": of_other}, event="start")
+        (other / "dataset.json").write_text('{"sha256": "another"}')
         page = draw(written, other, out=tmp_path / "report.html")
         assert ("losses (nats a token) cannot be compared" in said(page)) == told
 

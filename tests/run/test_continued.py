@@ -1,6 +1,7 @@
 """A run that is continued: every field of the configuration stays, is recorded, or is refused."""
 
 import dataclasses
+import errno
 import json
 import logging
 import re
@@ -23,6 +24,7 @@ from gptddp.config import FIELDS, FIXED, KEPT, START, Config, with_preset
 from gptddp.data import blocks
 from gptddp.errors import ConfigError
 from gptddp.flags import flag, from_args, from_saved, to_args
+from gptddp.run import copies
 from gptddp.run.history import history, read_ledger
 from gptddp.training import life as training_life
 from gptddp.training.changes import resolve
@@ -113,7 +115,7 @@ def test_the_launcher_knows_the_run_as_well(tmp_path):
 
 
 def saved(run: Path) -> dict[str, Any]:
-    values = run_state.read(run).config
+    values = json.loads((run / "config.json").read_text())["config"]
     return {name: values[name] for name in VALUES}
 
 
@@ -227,6 +229,18 @@ def test_a_rank_whose_steps_would_be_others_is_refused_from_the_first_life_on(
     said = found[0].stderr.read()
     assert f"rank 1 has another {what} than rank 0" in said and "give all ranks the same" in said
     assert not list((tmp_path / "run").glob("*.json"))
+
+
+def test_a_copy_that_the_disk_does_not_take_ends_nothing(life, monkeypatch, caplog):
+    """The run goes on without it, and says so; so it does at its end."""
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(copies, "write_json_atomic", full)
+    assert life(**BEGUN) == 0
+    assert caplog.text.count("config.json is not what the run has now") == 1
+    assert caplog.text.count("finished.json': free space") == 1
 
 
 def test_files_that_are_missing_are_judged_by_the_on_bad_of_the_run(

@@ -48,8 +48,26 @@ def goes_on(run_dir, corpus, train_here):
 
 def config(run_dir: Path) -> dict:
     """What the file says, without the path, which was another."""
-    found = run_state.read(run_dir).config
+    found = json.loads((run_dir / "config.json").read_text())["config"]
     return {name: value for name, value in found.items() if name != "run_dir"}
+
+
+@pytest.mark.parametrize("text", [None, '"lr": 0.1 -> "lr": 0.3', DEEP])
+@pytest.mark.parametrize("name", ["config.json", "finished.json", "dataset.json"])
+def test_nothing_goes_by_the_copies(run_dir, goes_on, caplog, name, text):
+    """Lost, torn or edited: the run goes on as the ledger says, and they are written anew."""
+    before, path = config(run_dir), run_dir / name
+    whole = path.read_text()
+    path.unlink()
+    if text:
+        path.write_text(whole.replace(*text.split(" -> ")) if " -> " in text else text)
+    assert is_finished(run_dir) and goes_on() == 0
+    assert config(run_dir) == before | {"steps": 3}
+    assert not [
+        e for e in read_ledger(run_dir) if e["event"] == "changed" and e["field"] != "steps"
+    ]
+    assert json.loads((run_dir / "finished.json").read_text())["step"] == 3
+    assert [line["step"] for line in history(run_dir)] == [1, 2, 3]
 
 
 def is_finished(run_dir: Path) -> bool:
@@ -138,6 +156,7 @@ def test_a_ledger_that_is_lost_leaves_the_run_as_its_newest_checkpoint_says(
     before, run_id = config(run_dir), run_state.read(run_dir).run_id
     for lost, has in ((1, "ends with life 1"), (0, "has no start of a life")):
         (run_dir / "ledger.jsonl").write_bytes(old * lost)
+        (run_dir / "config.json").unlink()
         assert run_state.in_force(Config(run_dir=str(run_dir))).lr == 0.05
         caplog.clear()
         assert goes_on("--steps", str(5 - lost)) == 0
@@ -154,12 +173,17 @@ def test_a_run_of_which_neither_ledger_nor_checkpoint_is_left_is_refused(
     another run."""
     run_id = run_state.read(run_dir).run_id
     shutil.rmtree(run_dir / "checkpoints")
-    (run_dir / "ledger.jsonl").unlink()
-    there = sorted(run_dir.iterdir())
-    assert goes_on() == 4
-    said = capsys.readouterr().err
-    assert "log.1.jsonl" in said and "give --from-scratch to begin at step 0 again" in said
-    assert sorted(run_dir.iterdir()) == there
+    kept = {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
+    for left in (["config.json", "log.1.jsonl"], ["config.json"], ["dataset.json"]):
+        for path, content in kept.items():
+            path.unlink(missing_ok=True)
+            if path.name in left:
+                path.write_bytes(content)
+        there = sorted(run_dir.iterdir())
+        assert goes_on() == 4
+        said = capsys.readouterr().err
+        assert left[-1] in said and "give --from-scratch to begin at step 0 again" in said
+        assert sorted(run_dir.iterdir()) == there
     (run_dir / "ledger.jsonl").write_text('{"event": "sta\n')
     assert goes_on("--seed", "5") == 4
     assert goes_on("--seed", "5", "--from-scratch") == 0
@@ -221,7 +245,7 @@ ODD = {
     "deep": json.loads("[" * 500 + "]" * 500),
     "surrogate": "\ud800",
 }
-IN_BOOKS = ("ledger.jsonl", "log.1.jsonl", "lease.json")
+IN_BOOKS = ("ledger.jsonl", "log.1.jsonl", "finished.json", "lease.json", "dataset.json")
 
 
 def oddly(run_dir: Path, odd) -> None:

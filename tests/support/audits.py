@@ -64,6 +64,15 @@ def edit_events(run, *kinds, which=slice(None), **changes):
     (run / LEDGER).write_text("".join(json.dumps(it) + "\n" for it in events))
 
 
+def edit_json(run, name, **changes):
+    """Change fields of a file, or of the configuration in it."""
+    content = json.loads((run / name).read_text())
+    for key, value in changes.items():
+        within = content["config"] if key in content.get("config", {}) else content
+        within[key] = value
+    (run / name).write_text(json.dumps(content))
+
+
 def save_again(run, parent=None, **changes):
     """The newest checkpoint with another `meta`, all hashes made anew; None takes a field out.
 

@@ -61,7 +61,8 @@ def worker(path, pod, log):
         note(told)
         if "going" in told:
             say({"status": "warm" if told["going"] else "fresh"})
-        if "view" in told:
+        if "view" in told and not os.path.exists(f"{log}.late"):
+            say({"post": ["at", [told["view"]["number"]]]})
             say({"status": "going"})
         if "out" in told:
             attach()

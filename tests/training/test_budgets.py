@@ -56,7 +56,7 @@ def check_ended(folder: Path, cause: str, step: int) -> None:
     lines = log(folder)
     assert [line["step"] for line in lines] == list(range(1, step + 1))
     assert {"val_loss", "val_bpb", "state_fp"} <= lines[-1].keys()
-    marker = run_state.read(folder / "run").finished
+    marker = json.loads((folder / "run/finished.json").read_text())
     assert (marker["cause"], marker["step"], marker["tokens"]) == (cause, step, lines[-1]["tokens"])
     (manifest,) = (folder / "run/checkpoints").glob(f"step-{step:012}.*/manifest.json")
     assert json.loads(manifest.read_text())["meta"]["state_fp"] == lines[-1]["state_fp"]
@@ -150,7 +150,7 @@ def test_a_life_that_is_lost_when_time_is_used_up_leaves_its_last_step_to_the_ne
         patch.setattr(life, what, lost)
         assert run(*TIME) == LifeLost.exit_code
     assert not {"val_loss", "state_fp"} & log(tmp_path)[-1].keys()
-    assert not run_state.read(tmp_path / "run").is_finished
+    assert not (tmp_path / "run/finished.json").exists()
     assert run(*TIME) == 0
     check_ended(tmp_path, "max_time", 10)
     start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]

@@ -10,7 +10,6 @@ from support.toy import SMALL
 from support.trainer_patches import patch_here
 from support.waiting import until
 
-from gptddp.run import summary
 from gptddp.run.history import history, read_ledger
 
 START = "import sys; from gptddp.train import main; sys.exit(main())"
@@ -175,10 +174,10 @@ def test_an_evaluation_that_is_cut_off_is_made_by_the_next_life(training, forked
     code, err = ended(process)
     assert code == 143, err
     assert len(list(run.folder.glob("micro_batches.*"))) == 1  # and no more
-    assert not summary.read(run.run).is_finished
+    assert not (run.run / "finished.json").exists()
     start = run.finish("--steps", "6")
     assert (start["step"], start["redo"]) == (6, 0)
-    assert summary.read(run.run).is_finished
+    assert (run.run / "finished.json").exists()
     whole = tmp_path / "whole"
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(whole), "--steps", "6"]
     assert forked(START, *flags).wait(60) == 0

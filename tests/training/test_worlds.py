@@ -39,31 +39,43 @@ class Group:
 
 
 def life_in(world: Group, step: int = 5, whole: bool = True) -> Any:
-    live = SimpleNamespace(is_whole=whole, kept=lambda: ([], []))
+    live = SimpleNamespace(is_whole=whole, kept=lambda: ([], []), kept_lines=[])
+    live.keep = live.kept_lines.append
     about = {"progress": Progress(step=step), "tensors": TENSORS, "generation": 1, "line": {}}
-    return SimpleNamespace(world=world, live=live, step=step, **about)
+    return SimpleNamespace(world=world, live=live, step=step, recorder=None, **about)
 
 
 def test_the_state_of_the_highest_step_counts_and_goes_to_the_others():
-    world = Group((4, 1, LAYOUT, 1, 0, "m"), (-1, 0, LAYOUT, 3, 0, "m"))
+    world = Group((4, 1, LAYOUT, 1, 0, 0, "m"), (-1, 0, LAYOUT, 3, 0, 0, "m"))
     life = life_in(world)
     assert compare(life, LAYOUT, books=True) == (0, False)
     assert world.given == [0] and life.generation == 3 and life.progress.state_fp == FP
 
 
 def test_nothing_is_sent_where_all_have_it():
-    world = Group((5, FP, LAYOUT, 1, 0, "m"))
+    world = Group((5, FP, LAYOUT, 1, 0, 0, "m"))
     assert compare(life_in(world), LAYOUT, books=False) == (0, True)
     assert not world.given
+
+
+def test_a_rank_that_has_come_further_behind_the_step_is_followed():
+    """It alone has come out of the last collective of an evaluation: all have its numbers."""
+    line = {"step": 5, "val_loss": 2.0}
+    world = Group((5, FP, LAYOUT, 1, 0, 2, "m"))
+    world.broadcast_value = lambda value, source: [Progress(step=5).to_meta(), line, [], []]
+    life = life_in(world)
+    life.line = {"step": 5}
+    assert compare(life, LAYOUT, books=True) == (1, False)
+    assert life.line == line and life.live.kept_lines == [line] and not world.given
 
 
 @pytest.mark.parametrize(
     ("other", "layout", "step", "error"),
     [
-        ((5, FP + 1, LAYOUT, 1, 0, "m"), LAYOUT, 5, Diverged),
-        ((-1, 0, LAYOUT, 1, 0, "m"), LAYOUT, -1, LifeLost),
-        ((6, FP, LAYOUT + 1, 1, 0, "m"), LAYOUT, 5, ConfigError),
-        ((-1, 0, LAYOUT + 1, 1, 0, "m"), LAYOUT, 5, LostPeer),
+        ((5, FP + 1, LAYOUT, 1, 0, 0, "m"), LAYOUT, 5, Diverged),
+        ((-1, 0, LAYOUT, 1, 0, 0, "m"), LAYOUT, -1, LifeLost),
+        ((6, FP, LAYOUT + 1, 1, 0, 0, "m"), LAYOUT, 5, ConfigError),
+        ((-1, 0, LAYOUT + 1, 1, 0, 0, "m"), LAYOUT, 5, LostPeer),
     ],
     ids=["another state", "no state", "other buckets", "a joiner's other buckets"],
 )

@@ -16,6 +16,7 @@ from gptddp.k8s.render.spec import RENDEZVOUS_PORT, JobSpec
 from gptddp.launch.pod_facts import KEY
 
 DATA, RUNS, SHM = "/data", "/runs", "/dev/shm"  # mount paths
+ALIVE = restricted.SCRATCH + "/gptddp-alive"  # the launcher touches it
 METRICS_PORT = 9464
 SPEC_HASH = "gptddp/spec-hash"  # annotation
 
@@ -208,6 +209,7 @@ def _container(spec: JobSpec) -> Object:
             *([{"name": "metrics", "containerPort": port}] if port else []),
         ],
         "resources": {"requests": resources, "limits": dict(resources)},
+        "livenessProbe": _liveness(spec),
         **restricted.container_fields(),
         "volumeMounts": [
             {"name": "data", "mountPath": DATA, "readOnly": True},
@@ -219,9 +221,28 @@ def _container(spec: JobSpec) -> Object:
     }
 
 
+def _liveness(spec: JobSpec) -> Object:
+    """The container is started again when its launcher hangs; it sees to the workers itself.
+
+    The launcher touches the file every second, while it waits for peers too. Its loop stands still
+    for a grace period at most, when it ends its workers. No file, as before the loop has begun,
+    and no `find` in the image: nothing is wrong.
+    """
+    minutes = 5 + -(-spec.grace_s // 60)
+    return {
+        "exec": {
+            "command": ["sh", "-c", f'! find "$GPTDDP_ALIVE" -mmin +{minutes} | grep -q .'],
+        },
+        "periodSeconds": 60,
+        "timeoutSeconds": 30,  # of a busy node
+        "failureThreshold": 3,
+    }
+
+
 def own_env(spec: JobSpec) -> list[Object]:
     """The variables of the launcher, which nobody else may set."""
     ours = {
+        "GPTDDP_ALIVE": ALIVE,
         "GPTDDP_GRACE_S": str(spec.grace_s),
         **restricted.scratch_env(),
     }
