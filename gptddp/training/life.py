@@ -297,8 +297,9 @@ class Life(LifeParts):
 
     @property
     def is_check_due(self) -> bool:
-        """Is it time to compare the ranks, checkpoint or not?"""
-        return self.cause in BUDGETS or self.step % CHECK_EVERY == 0
+        """Is it time to compare the ranks, checkpoint or not? Soon, where one has just come."""
+        has_come = self.step == self.handed_on + 1
+        return has_come or self.cause in BUDGETS or self.step % CHECK_EVERY == 0
 
     def check_replicas(self) -> None:
         """All ranks: the fingerprint of the state; raise Diverged unless all have the same."""
