@@ -6,6 +6,7 @@ is missing, something is.
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -19,6 +20,8 @@ from gptddp.run.directory import CHECKPOINTS, LEDGER
 from gptddp.run.summary import Summary
 
 log = logging.getLogger(__name__)
+
+RETRY_S = (0.5, 1.0, 2.0)  # between looks: a network file system may list a folder late
 
 
 def load(
@@ -36,8 +39,11 @@ def load(
     checkpoints is left; the life in which this very start had that before, or 0; None: not given.
     Raises CheckpointError where that is not said for this start, and what `load_newest` does.
     """
+    for seconds in (*RETRY_S, 0.0):
+        if not (gone := patiently(lambda: missing(run, run_id, recorded))):
+            break
+        time.sleep(seconds)
     loaded = load_newest(run, run_id, known=recorded.commits, branches=recorded.branches, tell=tell)
-    gone = patiently(lambda: missing(run, run_id, recorded))
     if loaded is not None:
         if gone:
             log.warning(

@@ -140,10 +140,14 @@ class World:
 
     # -- collectives -------------------------------------------------------------------------------
 
+    def wait(self, work: Any) -> None:
+        """Until a collective begun with `async_op` is over: all are, as gloo may never end one."""
+        self.group.wait(work) if self.group else work.wait()
+
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         """All ranks: the sum of a small tensor over the ranks, on the CPU."""
         on_device = values.to(self.device)
-        td.all_reduce(on_device)
+        self.wait(td.all_reduce(on_device, async_op=True))
         result = on_device.cpu()
         pulse.beat()
         return result
@@ -153,7 +157,8 @@ class World:
 
         All of one length, in any dtype: they travel as bytes, as gloo has no bf16.
         """
-        td.all_gather_into_tensor(parts.view(torch.uint8), mine.view(torch.uint8))
+        whole, part = parts.view(torch.uint8), mine.view(torch.uint8)
+        self.wait(td.all_gather_into_tensor(whole, part, async_op=True))
         pulse.beat()
 
     @torch.no_grad()
@@ -166,12 +171,12 @@ class World:
         # by item size, so that each begins where a view of its dtype may
         small = sorted((t for t in tensors if t.nbytes < _SMALL_BYTES), key=lambda t: -t.itemsize)
         flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in small])
-        td.broadcast(flat, src=source)
+        self.wait(td.broadcast(flat, src=source, async_op=True))
         for tensor, part in zip(small, torch.split(flat, [t.nbytes for t in small]), strict=True):
             tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
         for tensor in tensors:
             if tensor.nbytes >= _SMALL_BYTES:
-                td.broadcast(tensor, src=source)
+                self.wait(td.broadcast(tensor, src=source, async_op=True))
                 pulse.beat()
 
     def gather(self, value: Any) -> list[Any]:
@@ -179,11 +184,11 @@ class World:
 
         Raises BadMessage where a rank has sent something else.
         """
-        return values.gather(value, self.names, self.device)
+        return values.gather(value, self.names, self.device, self.wait)
 
     def broadcast_value(self, value: Any, source: int) -> Any:
         """All ranks: the small value that the rank `source` has; as JSON, as with `gather`."""
-        return values.broadcast(value, source, self.names, self.device)
+        return values.broadcast(value, source, self.names, self.device, self.wait)
 
     def leave_together(self) -> None:
         """All ranks: wait until every rank has come out of its last collective.
@@ -257,8 +262,11 @@ class World:
 
     def set_timeout(self, seconds: float) -> None:
         """How long a collective waits for a silent peer before it fails: a minute at least."""
-        pulse.allow(max(TIMEOUT_S, seconds))
-        td.set_timeout(timedelta(seconds=max(TIMEOUT_S, seconds)))
+        seconds = max(TIMEOUT_S, seconds)
+        pulse.allow(seconds)
+        self.group.set_timeout(seconds) if self.group else td.set_timeout(
+            timedelta(seconds=seconds)
+        )
 
     @property
     def names(self) -> list[str]:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as td
@@ -29,6 +30,8 @@ from gptddp.errors import Broken, LifeLost
 
 _CONNECT_S = 0.6  # to connect; gloo waits five times as long for others to connect to it
 FREE_S = 2.0  # for the main thread to come out of a collective that is cut
+FORGOTTEN_S = 0.3  # for gloo to end one that it has not forgotten: it takes milliseconds
+_SLICE_S = 0.1
 _BEAT_S = 1.0  # between two beats of the pulse while others are waited for
 _HANDLE = "handle"  # key of a post
 
@@ -44,22 +47,36 @@ class Group:
         self._others: set[int] = set()  # sockets, by inode, that are not gloo's
         self._ours: set[int] | None = None  # gloo's; None while it connects: all that are new
         self._store = _Posted(self)  # the process group does not keep it alive
+        self._timeout_s = timeout_s  # of a collective
+        self._kept: list[tuple[Any, Any]] = []  # process groups that were given up, with the work
+        self._forgotten: Any = None  # a collective of the present one
+        self._open()
+        members.on_news = self._heard
+
+    def _open(self) -> None:
         td.init_process_group(
-            backend="nccl" if device.type == "cuda" else "gloo",
+            backend="nccl" if self._device.type == "cuda" else "gloo",
             rank=0,
             world_size=1,
             store=self._store,
-            device_id=device if device.type == "cuda" else None,
-            timeout=timedelta(seconds=timeout_s),
+            device_id=self._device if self._device.type == "cuda" else None,
+            timeout=timedelta(seconds=self._timeout_s),
             enable_reconfigure=True,
         )
         self.alone()
-        members.on_news = self._heard
+
+    def set_timeout(self, seconds: float) -> None:
+        """How long a collective waits for a silent peer before it fails."""
+        self._timeout_s = seconds
+        td.set_timeout(timedelta(seconds=seconds))
 
     def alone(self) -> None:
         """A world of this process alone, for all that a joiner does before it is let in."""
         with self._cutting:
             self.view, self._cut_at = None, 0.0
+        if self._forgotten:
+            self._renew()
+            return
         self._reconfigure(int.from_bytes(os.urandom(7)), [torch_private.group_handle()])
 
     def form(self, view: View) -> None:
@@ -68,6 +85,8 @@ class Group:
         Raises Broken where that fails: another view follows (`Members.is_over`), or has to be asked
         for (`Members.broken`).
         """
+        if self._forgotten:
+            self._renew()
         with self._cutting:  # from now on, what is cut is this world
             self._others, self._ours = set(_sockets().values()), None
             self.view, self._cut_at = view, 0.0
@@ -87,6 +106,39 @@ class Group:
         if self.is_broken:
             self.cut()
             raise Broken(self._why())
+
+    def wait(self, work: Any) -> None:
+        """Until a collective of the main thread is over. Raises what it raises, or Broken.
+
+        gloo forgets what is half sent or half received when its connection closes: 1 MB sums back
+        to back are cut so in one process of 8 to 16. A thread of gloo then sleeps until the time
+        limit, and fails: as no connection is left, it writes nothing more into the tensors. This
+        thread goes on without it.
+        """
+        while self._device.type == "cpu" and not work.is_completed():
+            if self._is_forgotten():
+                self._forgotten = work
+                raise Broken(self._why())
+            with contextlib.suppress(RuntimeError):  # the time limit of this call alone, mostly
+                work.wait(timedelta(seconds=_SLICE_S))
+        work.wait()
+
+    def _is_forgotten(self) -> bool:
+        """Is no connection left, and so nothing that could end a collective which has not?"""
+        if not self._cut_at or time.monotonic() - self._cut_at < FORGOTTEN_S:
+            return False
+        return self._ours is not None and not self._ours & set(_sockets().values())
+
+    def _renew(self) -> None:
+        """Another process group, as one of the two threads of this one sleeps.
+
+        It is kept until that ends: its destructor waits for its threads.
+        """
+        self._kept = [it for it in self._kept if not it[1].is_completed()]
+        self._kept.append((td.group.WORLD, self._forgotten))
+        self._forgotten = None
+        td.destroy_process_group()
+        self._open()
 
     @property
     def is_broken(self) -> bool:
@@ -118,7 +170,7 @@ class Group:
     def _leave(self, cut_at: float) -> None:
         """End the process if its main thread does not come out of the collective that was cut.
 
-        gloo forgets a sender about once in 100 cuts. It comes back as another member.
+        It comes back as another member.
         """
         if self._device.type == "cuda":
             td.group.WORLD.abort()  # type: ignore[union-attr]

@@ -4,7 +4,7 @@ Where a rank is alone, or all ranks hang outside of a collective, nobody waits f
 beats whenever it has come further, and says how long that may take the next time. Two listen:
 
 - a thread of the process (`Listening`), which can still say where it hangs;
-- the launcher (`launch/hung.py`), from outside, for what stops every thread: a call that holds
+- the launcher (`launch/worker.py`), from outside, for what stops every thread: a call that holds
   the GIL, SIGSTOP.
 
 Only the time counts in which the listener itself was running, so a machine that is suspended or
@@ -207,7 +207,11 @@ def main_frames() -> list[traceback.FrameSummary]:
 
 def in_collective(frames: Sequence[traceback.FrameSummary]) -> bool:
     """Is a thread with these frames in a collective, or in a backward pass, which has its own?"""
-    collective = any(it.filename.endswith("distributed_c10d.py") for it in frames)
+    collective = any(
+        it.filename.endswith("distributed_c10d.py")
+        or (it.filename.endswith("distributed/connect.py") and it.name == "wait")
+        for it in frames
+    )
     return collective or (bool(frames) and "backward" in frames[0].name)
 
 
@@ -215,7 +219,8 @@ def of_trainer(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSumma
     """The first of these that is this package's, but for the wrappers of collectives."""
     package = Path(__file__).parents[1]
     ours = (f for f in frames if Path(f.filename).is_relative_to(package))
-    return next((f for f in ours if not f.filename.endswith("distributed/connect.py")), None)
+    wrappers = ("distributed/connect.py", "distributed/group.py")
+    return next((f for f in ours if not f.filename.endswith(wrappers)), None)
 
 
 def place(frame: traceback.FrameSummary) -> str:

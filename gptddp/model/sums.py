@@ -16,6 +16,7 @@ grid that fits it. The first step of a run is always done twice.
 import math
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as td
@@ -36,9 +37,9 @@ _CHUNK = 1 << 17  # numbers that are worked on at a time: they stay in the cache
 class _Sums:
     """What both have: the hook by which DDP hands over its buckets, one by one, to be reduced.
 
-    A reduction that fails is an error of `finish`, not of the backward pass. So DDP always comes to
-    the end of its pass, and nothing is still being written into a gradient, when the caller learns
-    that a peer is lost: the step is begun again as any other, with other peers or alone.
+    `finish` waits for the reductions, and has their errors, not the backward pass: DDP waits in C++
+    without a limit, and a loss must find it at the end of its pass: the step is begun again as any
+    other, with other peers or alone.
     """
 
     def __init__(self, ddp: DDP, world: World) -> None:
@@ -46,7 +47,8 @@ class _Sums:
         self._params = [p for p in ddp.parameters() if p.requires_grad]
         self._number = {p: i for i, p in enumerate(self._params)}
         self._buckets: list[tuple[int, ...]] = []  # of the last pass: the numbers of the tensors
-        self._failed: Exception | None = None  # a reduction of this pass
+        self._begun: list[tuple[Any, Any]] = []  # reductions of this pass, and what is done after
+        self._failed: Exception | None = None  # to begin one
         self.wait_s = 0.0  # of this step: from this rank's last gradient to the sum over all ranks
         self._issued = 0.0
         ddp.register_comm_hook(None, self._reduce)
@@ -64,28 +66,27 @@ class _Sums:
         numbers = tuple(self._number[p] for p in bucket.parameters())
         if bucket.index() == 0:
             self._buckets.clear()
+            self._begun, self._failed = [], None
         self._buckets.append(numbers)
         buffer: Tensor = bucket.buffer()
         grads: list[Tensor] = bucket.gradients()
 
         def take(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-            try:
-                done.wait()  # raises what the collective has raised
-                self._take(numbers, grads)
-            except Exception as error:
-                self._failed = error
+            done.wait()  # raises what the collective has raised
+            self._take(numbers, grads)
             return buffer
 
         try:
             work = td.all_reduce(self._addend(numbers, buffer), async_op=True)
-            summed: torch.futures.Future[list[Tensor]] = work.get_future()
+            self._begun.append((work, work.get_future().then(take)))
         except RuntimeError as error:  # a group of which another collective has failed
             self._failed = error
-            summed = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
-            summed.set_result([buffer])
-            return summed.then(lambda _: buffer)
         self._issued = time.monotonic()
-        return summed.then(take)
+        for_ddp: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=[buffer.device] if buffer.is_cuda else None
+        )
+        for_ddp.set_result(buffer)
+        return for_ddp
 
     def _addend(self, numbers: tuple[int, ...], buffer: Tensor) -> Tensor:
         """What is added up over the ranks, in place, of a bucket; `buffer`: its gradients."""
@@ -96,7 +97,14 @@ class _Sums:
 
     def _all_reduce(self, values: Tensor) -> Tensor:
         """All ranks: the last sum of the step, behind those of the gradients."""
-        if self._failed is not None:
+        for work, taken in self._begun:
+            try:
+                self._world.wait(work)
+                taken.wait()
+            except RuntimeError as error:
+                self._failed = self._failed or error
+        self._begun = []
+        if self._failed is not None:  # and none of them still writes into a gradient
             raise self._failed
         return self._world.all_reduce(values)
 
@@ -117,7 +125,7 @@ class FastSums(_Sums):
 
     def begin(self, targets: int) -> float:
         """What every loss is multiplied by: the sum over ranks is divided by their number."""
-        self.wait_s, self._failed = 0.0, None
+        self.wait_s = 0.0
         self._nats.zero_()
         return self._world.world_size / targets
 
@@ -174,7 +182,7 @@ class ExactSums(_Sums):
         return 1.0
 
     def _start(self, exponents: Sequence[int]) -> None:
-        self._exponent, self._failed = list(exponents), None
+        self._exponent = list(exponents)
         self._slots.zero_()
         self._is_first = True
 

@@ -3,8 +3,7 @@
 from gptddp.distributed.hardware import machine
 from gptddp.errors import ConfigError, Diverged, LifeLost, LostPeer
 from gptddp.run.progress import Progress
-from gptddp.training.line import DUE
-from gptddp.training.parts import LifeParts
+from gptddp.training.parts import DUE, LifeParts
 
 
 def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:

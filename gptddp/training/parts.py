@@ -19,6 +19,9 @@ from gptddp.training.rows import Rows
 from gptddp.training.stalls import Stall, Stalls
 from gptddp.training.stop import StopFlag
 
+# What the line of some steps has, and later than the rest of it.
+DUE = ("val_loss", "val_bpb", "state_fp")
+
 
 class LifeParts:
     """The base of `Life`, which has the methods."""

@@ -83,7 +83,7 @@ class Recorder:
         views = self.metrics, Console(origin), to_samples(run)
         self.events = Events(origin.generation, records, views)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.events)
-        self._line: Mapping[str, Any] = origin.line or {}  # of the last step
+        self.line: Mapping[str, Any] = origin.line or {}  # of the last step
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
         self._stragglers = self._of_world()
@@ -231,12 +231,12 @@ class Recorder:
     @property
     def last_step(self) -> int:
         """The last one that is recorded."""
-        return int(self._line.get("step", self.origin.step))
+        return int(self.line.get("step", self.origin.step))
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """One finished step, and what it shows."""
         emit, step, spent = self.events.emit, line["step"], self.spent
-        self._line, self._batch_fp = line, line["batch_fp"]
+        self.line, self._batch_fp = line, line["batch_fp"]
         owned = None
         if "phases" in line or step % self.config.log_every == 0:  # it will be said
             self._sums.owners.phases = line.get("phases") or spent.by_phase()
@@ -282,7 +282,7 @@ class Recorder:
 
     def completed(self, line: dict[str, Any], evaluated: bool) -> None:
         """The last step has what its line lacked; `evaluated`: that was the losses."""
-        self._line = line
+        self.line = line
         self.events.emit("completed", line=line, evaluated=evaluated)
 
     def of_step(self, progress: Progress) -> dict[str, Any]:
@@ -312,11 +312,11 @@ class Recorder:
         """By the keys of results.py; the MFU is that of this life, as is its world."""
         tokens, train_s = self._before
         done = progress.tokens - tokens, progress.train_s - train_s
-        ended = time.time() if done[0] else self._line.get("time", time.time())
+        ended = time.time() if done[0] else self.line.get("time", time.time())
         mfu = results.mfu(self._flops, *done, self.world.world_size, self._peak)
         on_gpu = self.world.device.type == "cuda"
         return {
-            "val_bpb": self._line.get("val_bpb"),
+            "val_bpb": self.line.get("val_bpb"),
             "training_seconds": progress.train_s,
             "total_seconds": ended - self._run_began,
             "peak_vram_mb": self.spent.memory.most / 2**20 if on_gpu else 0.0,

@@ -21,7 +21,7 @@ from gptddp.run.origin import Origin
 from gptddp.training.agree import Agreed
 from gptddp.training.clock import PhaseClock
 from gptddp.training.life import Life
-from gptddp.training.line import DUE
+from gptddp.training.parts import DUE
 from gptddp.training.stop import StopFlag
 
 # What a line says of a step that follows from the state before it, causes first. Not its times and

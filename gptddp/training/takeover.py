@@ -39,7 +39,7 @@ class Takeover(threading.Thread):
         self._life, self._lease, self._follows = life, lease, follows
         # as of now: the steps go on meanwhile
         self._progress = copy.copy(life.progress)
-        self._line, self._lines = life.line, [*life.live.lines.values()]
+        self._line, self._lines = dict(life.line), [dict(it) for it in life.live.lines.values()]
         self._kept, self._known = [*life.live.events], life.generation
         self._made: Recorder | None = None
         self._error: BaseException | None = None
@@ -60,8 +60,6 @@ class Takeover(threading.Thread):
             recorder = Recorder(self._origin(), *books)
             about = life.tensors, life.net.n_params(), now, life.machines
             recorder.begin(*about, self._lines, self._kept)
-            for event in self.events:
-                recorder.moved({**event, "generation": recorder.origin.generation})
             self._made = recorder
         except BaseException as error:
             self._error = error

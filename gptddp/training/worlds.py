@@ -303,10 +303,14 @@ class Worlds:
         """On a new rank 0: has it the books now? Then they get what has happened meanwhile."""
         life = self._life
         if self.takeover and (recorder := self.takeover.recorder()):
+            for event in self.takeover.events:
+                recorder.moved({**event, "generation": recorder.generation})
             self.takeover, life.recorder = None, recorder
             for step, line in life.live.lines.items():
                 if step > recorder.origin.step:
                     recorder.step(line, life.progress, 0.0)
+                elif step == recorder.origin.step and line != recorder.line:  # evaluated since
+                    recorder.completed(line, "val_loss" in line)
 
     def wait_for_books(self) -> None:
         """All ranks: rank 0 has the books before the life ends."""

@@ -219,6 +219,35 @@ def test_no_other_connection_is_cut(worlds):
     worlds.wait(lambda: all(worlds.posts[it]["talked"] > at for it in worlds.ids()))
 
 
+NEVER_ENDS = """
+import torch.distributed as td
+class Work:
+    def __init__(self, real):
+        self.real = real
+    def is_completed(self):
+        return self.real.is_completed() and not world.is_broken
+    def wait(self, limit=None):
+        while not self.is_completed():
+            time.sleep(0.1)
+            if limit:
+                raise RuntimeError("Operation timed out!")
+        return self.real.wait()
+def all_reduce(*args, async_op=False, real=td.all_reduce):
+    work = Work(real(*args, async_op=True))
+    return work if async_op else work.wait()
+td.all_reduce = all_reduce
+"""
+
+
+def test_a_sum_that_never_ends_holds_no_process(worlds):
+    """As often as it happens; each time it takes a part of a second."""
+    before = worlds.form(worlds.start("a", "b") + worlds.start("kept", fault=NEVER_ENDS))
+    for _ in range(3):
+        after = worlds.kill("a")
+        assert after["kept"][PID] == before["kept"][PID]
+        worlds.form(worlds.ids() + worlds.start("a"))
+
+
 FORGOTTEN = """
 group.FREE_S = 0.5
 group.Group.cut = lambda self: None

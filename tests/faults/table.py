@@ -45,6 +45,12 @@ def parts(its: list[dict]) -> str:
     return " | ".join(seconds([event[part] for event in events], 2) for part in PARTS if events)
 
 
+def on_cluster(its: list[dict]) -> list[str]:
+    """The cells of a fault on a cluster: medians, the most steps that were done again."""
+    medians = [seconds([it[name] for it in its]) for name in ("seconds", "back_s")]
+    return [*medians, str(max(it["redone"] for it in its)), seconds([it["load"] for it in its])]
+
+
 def grouped(measured: list[dict], where: str | None) -> dict[tuple, list[dict]]:
     """What was measured there, by the fault's number and name: a row each."""
     rows: dict[tuple, list[dict]] = {}
@@ -93,8 +99,9 @@ def page(measured: list[dict], old: str) -> str:
             for (number, what), its in here.items()
             if number in KILLS and (cells := parts(its))
         ],
-        "| fault | seconds to the next step |": [
-            f"| {what} | {cost(its, f'{parts(its)} | ')} |\n" for (_, what), its in there.items()
+        "| fault on a cluster |": [
+            f"| {what} | {len(its)} | {' | '.join(on_cluster(its))} |\n"
+            for (_, what), its in there.items()
         ],
     }
     for head, rows in tables.items():

@@ -65,7 +65,8 @@ def test_the_step_is_that_of_the_pod_that_has_rank_0_now(k8s, api, running):
     assert "130/400" not in k8s("status", "demo").stdout
     step = "step 140/400  loss 3.0  lr 1.00e-03  45.2k tok/s  3 ranks  1:23 left"
     api.logs["demo-worker-2"].lines.append((at(11), step))
-    assert "140/400  loss 3.0000  45.2k tok/s" in k8s("status", "demo").stdout
+    shown = k8s("status", "demo").stdout
+    assert "140/400  loss 3.0000  45.2k tok/s" in shown and "rank 0:     demo-worker-2" in shown
 
 
 def test_status_has_formats_with_everything(k8s, running):

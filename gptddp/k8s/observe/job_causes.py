@@ -92,7 +92,7 @@ def no_step(facts: Facts) -> Iterator[Cause]:
         at.timestamp() for at, line in facts.log if at and rank_0_log.progress([line])["progress"]
     ]
     gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
-    quiet_s = facts.now - max([running, *steps[-1:]])
+    quiet_s = facts.now - max(running, rank_0_log.newest(facts.log)[0])  # or rank 0 is a new one
     if quiet_s < max(NO_STEP_S, 10 * max(gaps, default=0.0)):
         return
     last = next((line.strip() for _, line in reversed(facts.log) if line.strip()), "")

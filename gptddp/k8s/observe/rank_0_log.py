@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.exit_codes import ClusterError
-from gptddp.k8s.objects import Object, has_log, started
+from gptddp.k8s.objects import has_log, started
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER, parse
 
@@ -51,20 +51,23 @@ def with_log(cluster: Cluster, facts: Facts) -> Facts:
     asked by their age, some at a time, until one has a line of rank 0's that is new.
     """
     pods = sorted(filter(has_log, facts.pods), key=started)
-    logs: list[Log] = []
+    logs: dict[str, Log] = {}  # by pod
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         for i in range(0, len(pods), _AT_ONCE):
-            found = threads.map(lambda pod: _end_of(cluster, pod), pods[i : i + _AT_ONCE])
-            logs += [log for log in found if log is not None]
-            if logs and facts.now - newest(of_rank_0(logs))[0] < _NEW_S:
+            names = [str(pod["metadata"]["name"]) for pod in pods[i : i + _AT_ONCE]]
+            found = threads.map(lambda name: _end_of(cluster, name), names)
+            logs |= {name: log for name, log in zip(names, found, strict=True) if log is not None}
+            if logs and facts.now - newest(of_rank_0(logs.values()))[0] < _NEW_S:
                 break
-    return replace(facts, log=of_rank_0(logs)) if logs else facts
+    if not logs:
+        return facts
+    pod = max(logs, key=lambda name: newest(logs[name]))
+    return replace(facts, log=logs[pod], rank_0=pod if any(newest(logs[pod])) else "")
 
 
-def _end_of(cluster: Cluster, pod: Object) -> Log | None:
+def _end_of(cluster: Cluster, pod: str) -> Log | None:
     with contextlib.suppress(ClusterError):  # of a node that does not answer
-        name = pod["metadata"]["name"]
-        log = cluster.log(name, container=CONTAINER, tail=TAIL, quiet_s=5.0)
+        log = cluster.log(pod, container=CONTAINER, tail=TAIL, quiet_s=5.0)
         return [parse(line) for line in log]
     return None
 
