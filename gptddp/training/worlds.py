@@ -209,7 +209,8 @@ class Worlds:
         """All ranks keep how the rank 0 before has ended; the present one takes the books over."""
         life = self._life
         end = {it: event[it] for it in ("time", "generation", "step", "at", "phases", "since_s")}
-        cause = f"after step {event['step']}: {moves.lost(event)}"
+        lost = moves.lost(event) or "rank 0 had to let the run go, as no majority was heard"
+        cause = f"after step {event['step']}: {lost}"
         end |= {"event": "end", "cause": cause, "survived": True}
         if ("end", life.generation) not in [
             (it["event"], it["generation"]) for it in life.live.events
