@@ -6,7 +6,6 @@ import pytest
 from support.failing_disk import Disk
 
 from gptddp.distributed.members import View
-from gptddp.distributed.replicas import state_fp
 from gptddp.run import lines
 from gptddp.run.history import history, read_ledger
 from gptddp.training.life import Life
@@ -32,7 +31,6 @@ def lose_rank_0(life: Life) -> None:
     books.lease.close()
     about = {"world_size": 1, "nodes": 1, "pods": [""], "lost": LOST, "joined": [], "pause_s": 0.2}
     about["machines"] = life.machines
-    life.progress.state_fp = state_fp(life.tensors)  # as the ranks have compared it
     spent = {"phases": life.spent.by_phase(), "since_s": 0.0, "at": time.time()}
     event = {"event": "world", "generation": life.generation, "time": time.time()}
     event |= {"step": life.step, **about, **spent}
