@@ -23,7 +23,6 @@ from gptddp import errors
 from gptddp.distributed import environment, pulse, torch_private, values
 from gptddp.distributed.environment import (
     cpu_sharers,
-    has_own_gpus,
     job,
     ranks,
     restarts,
@@ -31,7 +30,7 @@ from gptddp.distributed.environment import (
     slurm_life,
 )
 from gptddp.distributed.group import Group
-from gptddp.distributed.hardware import cpu_quota
+from gptddp.distributed.hardware import cpu_quota, device_of
 from gptddp.distributed.members import Members, View
 from gptddp.distributed.storage import Said
 from gptddp.distributed.waiting import Tell, ended, teller, time_limit, wait_for_end
@@ -264,9 +263,10 @@ class World:
         """How long a collective waits for a silent peer before it fails: a minute at least."""
         seconds = max(TIMEOUT_S, seconds)
         pulse.allow(seconds)
-        self.group.set_timeout(seconds) if self.group else td.set_timeout(
-            timedelta(seconds=seconds)
-        )
+        if self.group:
+            self.group.set_timeout(seconds)
+        else:
+            td.set_timeout(timedelta(seconds=seconds))
 
     @property
     def names(self) -> list[str]:
@@ -274,34 +274,12 @@ class World:
         return [f"rank {i} ({pod})" if pod else f"rank {i}" for i, pod in enumerate(self.pods)]
 
 
-def gpu_of(local_rank: int) -> int:
-    """The number of this rank's GPU among those that it sees; a ConfigError where it has none."""
-    count = torch.cuda.device_count()
-    if local_rank < count:
-        return local_rank
-    if count and has_own_gpus():
-        return 0
-    raise errors.ConfigError(
-        f"device is cuda, but local rank {local_rank} finds {count} GPUs: start fewer processes a "
-        "node, give each a GPU (`srun --gpus-per-task=1`), or use --device cpu"
-    )
-
-
-def _device(wanted: str | None, local_rank: int) -> torch.device:
-    """This rank's device, made the current one."""
-    if (wanted or ("cuda" if torch.cuda.is_available() else "cpu")) != "cuda":
-        return torch.device("cpu")
-    device = torch.device("cuda", gpu_of(local_rank))
-    torch.cuda.set_device(device)
-    return device
-
-
 @contextlib.contextmanager
 def connect(device: str | None) -> Iterator[World]:
     """Join the process group, in torch's order: device, then group; leave it on every path."""
     pulse.allow(FIRST_TIMEOUT_S)
     rank, local_rank, world_size, local_world_size = ranks()
-    where = _device(device, local_rank)
+    where = device_of(device, local_rank)
     threads = cpu_quota() // cpu_sharers(local_world_size)
     torch.set_num_threads(max(1, min(threads, slurm_cpus(local_world_size) or threads)))
     here = environment.pod_name()

@@ -30,8 +30,8 @@ from gptddp.errors import Broken, LifeLost
 
 _CONNECT_S = 0.6  # to connect; gloo waits five times as long for others to connect to it
 FREE_S = 2.0  # for the main thread to come out of a collective that is cut
-FORGOTTEN_S = 0.3  # for gloo to end one that it has not forgotten: it takes milliseconds
-_SLICE_S = 0.1
+_SLICE_S = 0.05  # of a wait; a collective is forgotten if gloo stands still for that long
+_WORKERS = "pt_gloo_runloop"  # torch's name for the threads of gloo that do collectives
 _BEAT_S = 1.0  # between two beats of the pulse while others are waited for
 _HANDLE = "handle"  # key of a post
 
@@ -48,8 +48,8 @@ class Group:
         self._ours: set[int] | None = None  # gloo's; None while it connects: all that are new
         self._store = _Posted(self)  # the process group does not keep it alive
         self._timeout_s = timeout_s  # of a collective
-        self._kept: list[tuple[Any, Any]] = []  # process groups that were given up, with the work
-        self._forgotten: Any = None  # a collective of the present one
+        self._forgotten: list[Any] = []  # collectives of the present process group
+        self._kept: list[tuple[Any, list[Any]]] = []  # groups that were given up, with theirs
         self._open()
         members.on_news = self._heard
 
@@ -112,31 +112,38 @@ class Group:
 
         gloo forgets what is half sent or half received when its connection closes: 1 MB sums back
         to back are cut so in one process of 8 to 16. A thread of gloo then sleeps until the time
-        limit, and fails: as no connection is left, it writes nothing more into the tensors. This
-        thread goes on without it.
+        limit, and fails. It writes nothing more into the tensors, as it sleeps and no connection is
+        left that could wake it but to fail. So this thread goes on without it.
         """
+        stand = ""
         while self._device.type == "cpu" and not work.is_completed():
-            if self._is_forgotten():
-                self._forgotten = work
+            before, stand = stand, self._standstill()
+            if self._forgotten or (stand and stand == before):
+                self._forgotten.append(work)
                 raise Broken(self._why())
             with contextlib.suppress(RuntimeError):  # the time limit of this call alone, mostly
                 work.wait(timedelta(seconds=_SLICE_S))
         work.wait()
 
-    def _is_forgotten(self) -> bool:
-        """Is no connection left, and so nothing that could end a collective which has not?"""
-        if not self._cut_at or time.monotonic() - self._cut_at < FORGOTTEN_S:
-            return False
-        return self._ours is not None and not self._ours & set(_sockets().values())
+    def _standstill(self) -> str:
+        """Where gloo's threads sleep and have no connection left, the CPU time they have used."""
+        if not self._cut_at or self._ours is None or self._ours & set(_sockets().values()):
+            return ""
+        used = []
+        for task in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as name:
+                if name.read().strip() == _WORKERS:
+                    used.append(_asleep(task))
+        return ", ".join(used) if all(used) else ""
 
     def _renew(self) -> None:
-        """Another process group, as one of the two threads of this one sleeps.
+        """Another process group, as a thread of this one sleeps, or both.
 
         It is kept until that ends: its destructor waits for its threads.
         """
-        self._kept = [it for it in self._kept if not it[1].is_completed()]
+        self._kept = [it for it in self._kept if not all(work.is_completed() for work in it[1])]
         self._kept.append((td.group.WORLD, self._forgotten))
-        self._forgotten = None
+        self._forgotten = []
         td.destroy_process_group()
         self._open()
 
@@ -180,7 +187,7 @@ class Group:
             with self._cutting:
                 if self._cut_at == cut_at:
                     self.cut()  # what it has connected since
-            before, cpu = cpu, _main_sleeps()
+            before, cpu = cpu, _asleep(os.getpid())
             waits = self._ours is not None and pulse.in_collective(pulse.main_frames())
             if not waits or not cpu or cpu != before:  # while it forms, gloo has a limit
                 since = time.monotonic()
@@ -260,8 +267,8 @@ def _sockets() -> dict[int, int]:
     return found
 
 
-def _main_sleeps() -> str:
-    """The CPU time that the main thread has used, where it sleeps now; else ""."""
-    with open(f"/proc/self/task/{os.getpid()}/stat") as file:
+def _asleep(task: int | str) -> str:
+    """The CPU time that this thread has used, where it sleeps now; else ""."""
+    with open(f"/proc/self/task/{task}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return " ".join(fields[11:13]) if fields[0] == "S" else ""

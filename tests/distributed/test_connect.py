@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from gptddp.config import Config
-from gptddp.distributed import connect as connect_module
 from gptddp.distributed import hardware, lost
 from gptddp.distributed.connect import connect
 from gptddp.distributed.environment import cpu_sharers, ranks, slurm_cpus, slurm_life, slurm_step
@@ -153,9 +152,9 @@ def test_a_task_that_slurm_gives_a_gpu_of_its_own_uses_it(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     if gpu is None:
         with pytest.raises(ConfigError, match=f"local rank 2 finds {visible} GPUs.*gpus-per-task"):
-            connect_module.gpu_of(2)
+            hardware.gpu_of(2)
     else:
-        assert connect_module.gpu_of(2) == gpu
+        assert hardware.gpu_of(2) == gpu
 
 
 @pytest.fixture

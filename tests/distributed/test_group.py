@@ -1,12 +1,19 @@
 """Worlds that change inside living processes: real ones, with gloo, and a mesh of the test's."""
 
 import os
+import queue
 import signal
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 from support.fake_mesh import FakeMesh
 from support.forked import Forked, fork
+
+from gptddp.distributed import group
+from gptddp.errors import Broken
 
 # A member that sums ones with the others for ever, and posts what it knows after the first sum of
 # each world.
@@ -246,6 +253,42 @@ def test_a_sum_that_never_ends_holds_no_process(worlds):
         after = worlds.kill("a")
         assert after["kept"][PID] == before["kept"][PID]
         worlds.form(worlds.ids() + worlds.start("a"))
+
+
+def test_a_collective_is_left_only_where_gloo_stands_still(monkeypatch):
+    """A thread that has woken up since the last look may be writing what it has received."""
+    looks = iter(["", "1", "", "1", "2", "2"])
+    here = object.__new__(group.Group)
+    here._device, here._forgotten, here.view = torch.device("cpu"), [], None
+    monkeypatch.setattr(here, "_standstill", lambda: next(looks))
+
+    def wait(limit):
+        raise RuntimeError("Operation timed out!")
+
+    for _ in range(2):  # what was begun behind it is left at once
+        with pytest.raises(Broken):
+            here.wait(SimpleNamespace(is_completed=lambda: False, wait=wait))
+        looks = iter([""])
+    assert len(here._forgotten) == 2
+
+
+def test_a_thread_that_runs_does_not_stand_still():
+    """Only one that sleeps has a time that it stands at."""
+    tasks, done = queue.Queue(), threading.Event()
+
+    def sleep():
+        tasks.put(threading.get_native_id())
+        done.wait()
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    task, end = tasks.get(), time.monotonic() + 10
+    while not group._asleep(task) and time.monotonic() < end:
+        time.sleep(0.01)
+    asleep, awake = group._asleep(task), group._asleep(os.getpid())
+    done.set()
+    thread.join()
+    assert asleep and not awake
 
 
 FORGOTTEN = """

@@ -79,6 +79,9 @@ class Group:
         c10d._reconfigure(number + 1, handles).wait()
         self.rank, self.world_size = members.index(self.me), len(members)
 
+    def wait(self, work: Any) -> None:
+        work.wait()
+
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         td.all_reduce(values)
         return values

@@ -193,7 +193,7 @@ def test_a_reduction_that_fails_ends_the_step_and_leaves_nothing_to_the_next(
     def all_reduce(*_, async_op=False):
         if at_once:
             raise error
-        return SimpleNamespace(get_future=lambda: failed)
+        return SimpleNamespace(get_future=lambda: failed, wait=failed.wait)
 
     monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
     finished = []
@@ -205,3 +205,28 @@ def test_a_reduction_that_fails_ends_the_step_and_leaves_nothing_to_the_next(
     net.weight.grad.zero_()
     step(ddp, sums, gradients)
     assert torch.equal(net.weight.grad, wanted)
+
+
+@pytest.mark.parametrize("kind", [ExactSums, FastSums])
+def test_all_reductions_of_a_pass_are_over_before_it_fails(world, monkeypatch, kind):
+    """One that still goes on would write into the gradients of the step that is begun again."""
+    net = nn.Linear(1000, 1)
+    ddp = DDP(net, gradient_as_bucket_view=True, bucket_cap_mb=1e-6)
+    sums, works, over = kind(ddp, SLOTS, world), [], []
+    step(ddp, sums, normal())
+
+    def wait(work):
+        over.append(work)
+        if len(over) == 1:
+            raise RuntimeError("Connection closed by peer")
+        return work.wait()
+
+    def all_reduce(*given, real=torch.distributed.all_reduce, **options):
+        works.append(real(*given, **options))
+        return works[-1]
+
+    monkeypatch.setattr(world, "wait", wait)
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        step(ddp, sums, normal())
+    assert len(works) == 2 and over == works
