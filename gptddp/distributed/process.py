@@ -11,9 +11,6 @@ torchrun runs `launch/worker_script.py` in a process forked from the launcher's 
   whatever its main thread does.
 - A launcher that is killed leaves the forkserver and its workers behind, training on without
   anybody's knowledge: the worker asks the kernel to end it then.
-
-And one of torch: a rank that connects to rank 0's store too early tries again up to a second later,
-in the middle of every recovery. So torch connects when the store is there.
 """
 
 import contextlib
@@ -22,9 +19,7 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +43,6 @@ def run(main: Callable[[], int | None]) -> None:
             "/"
         )
     write_stack_on_signal()
-    wait_for_rank_0()
     try:
         code: Any = main()
     except SystemExit as error:
@@ -72,18 +66,6 @@ def exit_now(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def wait_for_rank_0() -> None:
-    """Wait until the store of rank 0 answers; after a minute torch may say what is wrong."""
-    rank, address, port = (os.environ.get(k) for k in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
-    end = time.monotonic() + 60.0
-    while rank not in (None, "0") and address and port and time.monotonic() < end:
-        try:
-            socket.create_connection((address, int(port)), timeout=1.0).close()
-            return
-        except OSError:
-            time.sleep(0.02)
 
 
 def die_with_launcher() -> None:

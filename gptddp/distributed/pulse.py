@@ -4,7 +4,7 @@ Where a rank is alone, or all ranks hang outside of a collective, nobody waits f
 beats whenever it has come further, and says how long that may take the next time. Two listen:
 
 - a thread of the process (`Listening`), which can still say where it hangs;
-- the launcher (`launch/hung.py`), from outside, for what stops every thread: a call that holds
+- the launcher (`launch/worker.py`), from outside, for what stops every thread: a call that holds
   the GIL, SIGSTOP.
 
 Only the time counts in which the listener itself was running, so a machine that is suspended or

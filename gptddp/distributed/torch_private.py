@@ -8,7 +8,6 @@ import importlib
 import inspect
 import platform
 import re
-from collections.abc import Mapping
 from datetime import timedelta
 from multiprocessing import forkserver
 from typing import Any
@@ -23,9 +22,8 @@ PYTHONS = "3.11 to 3.14"  # those of Python in which its own were read
 LOST_PEER = ("gloo", "NCCL", "Connection closed by peer", "Application timeout caused pair closure")
 
 # What each name must be like. `(a, b)`: called with these, in this order or by name, it misses
-# none. `{a, b}`: it has these members, or __init__ makes them.
-Names = Mapping[str, Mapping[str, str]]
-TRAINER: Names = {
+# none. `{a, b}`: it has these members.
+NAMES = {
     "torch.distributed.distributed_c10d": {
         "_get_default_store": "()",
         "_get_reconfigure_handle": "()",
@@ -44,7 +42,7 @@ TRAINER: Names = {
 # -- the check -------------------------------------------------------------------------------------
 
 
-def check_torch(*tables: Names) -> None:
+def check_torch() -> None:
     """Raise ConfigError, with the version to install, where a name is missing or has changed.
 
     torch may rename them in any release. A launcher that found out in the middle of a recovery
@@ -52,61 +50,39 @@ def check_torch(*tables: Names) -> None:
     """
     import torch
 
-    for table in tables:
-        for module, names in table.items():
-            for name, shape in names.items():
-                problem = _problem(module, name, shape)
-                if not problem:
-                    continue
-                if module.startswith("torch"):
-                    found = f"torch {torch.__version__}"
-                    fix = f"install torch {VERIFIED}, the version in which it was read"
-                else:
-                    found = f"Python {platform.python_version()}"
-                    fix = f"use one of Python {PYTHONS}, the versions in which it was read"
-                raise ConfigError(f"{found} {problem}, which gptddp needs: {fix}")
+    for module, names in NAMES.items():
+        for name, shape in names.items():
+            if not (problem := _problem(module, name, shape)):
+                continue
+            if module.startswith("torch"):
+                found = f"torch {torch.__version__}"
+                fix = f"install torch {VERIFIED}, the version in which it was read"
+            else:
+                found = f"Python {platform.python_version()}"
+                fix = f"use one of Python {PYTHONS}, the versions in which it was read"
+            raise ConfigError(f"{found} {problem}, which gptddp needs: {fix}")
 
 
 def _problem(module: str, name: str, shape: str) -> str:
-    """What is wrong with `function`, `Class` or `Class.member`; empty if nothing is."""
-    owner: Any
+    """What is wrong with a function or an object of a module; empty if nothing is."""
     try:
-        owner = importlib.import_module(module)
-        *classes, last = name.split(".")
-        for part in classes:
-            owner = getattr(owner, part)
+        value = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         return f"has no {module}.{name}"
-    if not _has(owner, last):
-        return f"has no {module}.{name}"
     wanted = re.findall(r"\w+", shape)
-    value = getattr(owner, last, None)
-    if shape.startswith("(") and not _takes(value, wanted, is_method=inspect.isclass(owner)):
+    if shape.startswith("(") and not _takes(value, wanted):
         return f"has a {module}.{name} that is not called with {shape}"
-    if shape.startswith("{") and not all(_has(value, member) for member in wanted):
+    if shape.startswith("{") and not all(hasattr(value, it) for it in wanted):
         return f"has a {module}.{name} without all of {shape}"
     return ""
 
 
-def _has(owner: Any, name: str) -> bool:
-    """Is there such a member? It may also be one that __init__ sets."""
-    made = getattr(getattr(owner, "__init__", None), "__code__", None)
-    return hasattr(owner, name) or (made is not None and name in made.co_names)
-
-
-def _takes(value: Any, wanted: list[str], is_method: bool) -> bool:
+def _takes(value: Any, wanted: list[str]) -> bool:
     """Can it be called with these parameters, in this order, and no others?"""
-    try:
-        known = list(inspect.signature(value).parameters.values())[int(is_method) :]
-    except (TypeError, ValueError):  # a class of torch's own C++: its parameters are in its text
-        text = str(value.__init__.__doc__ or value.__doc__)
-        found = re.findall(r"(\w+): ", text.splitlines()[0])
-        return [name for name in found if name in wanted] == wanted
+    known = inspect.signature(value).parameters.values()
     names = [it.name for it in known if it.kind == it.POSITIONAL_OR_KEYWORD]
     needed = {it.name for it in known if it.default is it.empty and it.kind not in (2, 4)}
-    if not inspect.isclass(value):  # classes are called by name where others stand in between
-        return names[: len(wanted)] == wanted and needed <= set(wanted)
-    return [name for name in names if name in wanted] == wanted and needed <= set(wanted)
+    return names[: len(wanted)] == wanted and needed <= set(wanted)
 
 
 # -- the process group, the processor and its kernels ---------------------------------------------

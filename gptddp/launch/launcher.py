@@ -30,7 +30,7 @@ from gptddp.checkpoint import run_state
 from gptddp.config import Config, check_world_size, with_preset
 from gptddp.distributed.environment import LOCAL, STARTS, pod
 from gptddp.distributed.report import say
-from gptddp.distributed.torch_private import TRAINER, check_torch
+from gptddp.distributed.torch_private import check_torch
 from gptddp.distributed.watchdog import STOPS, Watchdog
 from gptddp.errors import GptddpError
 from gptddp.files import patiently, read_json
@@ -239,7 +239,7 @@ class Launcher:
             stack.callback(lambda: self.mesh.close("its launcher has ended"))
             import torch.distributed.run  # noqa: F401  # a second or two
 
-            check_torch(TRAINER)
+            check_torch()
             self.worker = Worker(folder, self.local_rank, self._name, _say, self._crashed)
             start_server(folder)
             try:

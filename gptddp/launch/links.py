@@ -16,10 +16,8 @@ connection is proof that who dialed it is dead, where its kernel says so; a time
 import asyncio
 import contextlib
 import hmac
-import ipaddress
 import json
 import os
-import re
 import secrets
 import socket
 import time
@@ -216,20 +214,3 @@ def split(address: str) -> tuple[str, int]:
 def join(host: str, port: int) -> str:
     """HOST:PORT."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def siblings(endpoint: str, pods: int, workers: int = 1) -> list[str]:
-    """The addresses of all launchers of a job, as far as the endpoint's name shows them.
-
-    `NAME-3.rest` is one of NAME-0 to NAME-(pods - 1), as the operator numbers pods, and a loopback
-    address the first of as many, as `--local` does. Each worker of a pod has a launcher, at ports
-    that follow each other.
-    """
-    host, port = split(endpoint)
-    name, dot, rest = host.partition(".")
-    hosts = [host]
-    if re.fullmatch(r"127\.\d+\.\d+\.\d+", host):
-        hosts = [str(ipaddress.IPv4Address(host) + n) for n in range(pods)]
-    elif found := re.fullmatch(r"(.+-)\d+", name):
-        hosts += [f"{found[1]}{n}{dot}{rest}" for n in range(pods)]
-    return [join(host, port + n) for host in dict.fromkeys(hosts) for n in range(workers)]

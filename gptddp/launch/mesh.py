@@ -45,7 +45,7 @@ class Mesh:
         folder: Path | str,
     ) -> None:
         """`address`: the host at which the others find this pod; `port`: 0 for any that is free.
-        `seeds`: HOST:PORT of others, see `links.siblings`. `least`, `most`: members of a first
+        `seeds`: HOST:PORT of others, see `pod_facts.seeds`. `least`, `most`: members of a first
         view. `folder`: for the Unix socket; the user's alone.
         """
         self._key, self._run_id = key, run_id

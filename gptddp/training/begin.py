@@ -14,7 +14,7 @@ from gptddp.distributed import environment, pulse
 from gptddp.distributed.connect import World
 from gptddp.distributed.members import View
 from gptddp.distributed.waiting import Tell
-from gptddp.errors import BadMessage, ConfigError, LifeLost
+from gptddp.errors import ConfigError, LifeLost
 from gptddp.files import MISPLACED, exists, explain, make_folder, may_pass, patiently
 from gptddp.flags import of_run
 from gptddp.run.directory import LEDGER
@@ -88,7 +88,7 @@ def newest_state(
     loaded: Any = None
     lease: Lease | None = None
 
-    def on_rank_0(tell: Tell) -> dict[str, Any]:
+    def on_rank_0(tell: Tell) -> list[Any]:
         nonlocal loaded, lease
         lease = take_run(config, world, tell)
         clock.enter("restore")
@@ -97,13 +97,14 @@ def newest_state(
             origin, loaded = open_run(config, dataset, world, lease.check, tell)
             check_given(given, origin.config, world.names)
         clock.enter("init")
-        return origin.to_json()
+        return [origin.to_json(), loaded.meta if loaded else {}]
 
-    origin = Origin.from_json(world.from_rank_0(on_rank_0))
+    about, meta = world.from_rank_0(on_rank_0)
+    origin = Origin.from_json(about)
     if origin.config.on_bad == "fail":  # files that this rank alone lacks
         patiently(dataset.check_whole)
-    state = loaded or SavedState(origin.source)  # `loaded` is on rank 0, or nowhere
-    return origin, _with_meta(world, origin, state), lease
+    tensors = loaded.tensors if loaded else {}  # on rank 0, or nowhere
+    return origin, SavedState(origin.source, origin.step, tensors, meta), lease
 
 
 @contextlib.contextmanager
@@ -116,14 +117,6 @@ def _released_by_an_error(lease: Lease, run_dir: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in MISPLACED:
             raise ConfigError(f"run {run_dir} cannot be used: {explain(error)}") from error
         raise
-
-
-def _with_meta(world: World, origin: Origin, mine: SavedState) -> SavedState:
-    """All ranks: the tensors that this rank has, and all else as rank 0 knows it."""
-    sent: Any = world.broadcast_value(mine.meta, 0)
-    if not isinstance(sent, dict):
-        raise BadMessage(world.names[0], f"{sent!r:.80} for a state to go on from")
-    return SavedState(origin.source, origin.step, mine.tensors, sent)
 
 
 def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease:

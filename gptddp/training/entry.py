@@ -12,7 +12,7 @@ from gptddp.distributed.connect import World, connect
 from gptddp.distributed.lost import is_lost_peer
 from gptddp.distributed.pulse import Listening
 from gptddp.distributed.report import VisibleFormatter, report
-from gptddp.distributed.torch_private import TRAINER, check_torch
+from gptddp.distributed.torch_private import check_torch
 from gptddp.errors import ConfigError, Finished, GptddpError, LifeLost, Stopped, Superseded
 from gptddp.files import patiently
 from gptddp.flags import flag, from_args
@@ -36,7 +36,7 @@ def main(train: Callable[[Life], None], args: Sequence[str] | None = None) -> in
         for name in ("data", "run_dir"):
             if not getattr(config, name):
                 raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")
-        check_torch(TRAINER)
+        check_torch()
         listening = Listening(lambda where: stop.hung(where), lambda s: stop.silent(s))
         with listening, connect(config.device) as world:
             train(begin(config, world, stop))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,6 @@ from gptddp.training.clock import PhaseClock
 from gptddp.training.end import save_last, wait_for_scrape
 from gptddp.training.go_back import way_back
 from gptddp.training.guard import Guard
-from gptddp.training.line import line_of
 from gptddp.training.parts import LifeParts
 from gptddp.training.rows import Rows
 from gptddp.training.samples import sample
@@ -209,9 +209,34 @@ class Life(LifeParts):
         self.cause = used_up(self.config, self.step, self.progress.tokens)
         self.world.set_timeout(_PATIENCE * self.stalls.stepped(step_s))
         skipped = {} if finite else {"loss": None, "grad_norm": None}
-        self.line = line_of(self, batch, agreed, step_s, {**numbers, **skipped})
+        self.line = self._line_of(batch, agreed, step_s, {**numbers, **skipped})
         self.live.keep(self.line)
         self.live.is_changing = False
+
+    def _line_of(
+        self, batch: Batch, agreed: Agreed, step_s: float, numbers: Mapping[str, float | None]
+    ) -> dict[str, Any]:
+        """Of the log, for the step that is just finished; `step_s`: without the wait for its rows.
+
+        Every rank makes the same one, as rank 0 may be lost.
+        """
+        now, spent = self.progress, self.spent
+        line: dict[str, Any] = {
+            "step": now.step,
+            **numbers,
+            "tokens": now.tokens,
+            "tok_s": agreed.targets / (step_s + batch.wait_s),
+            "data_wait_s": batch.wait_s,
+            "batch_fp": f"{agreed.fp:016x}",
+            "chain_fp": f"{now.chain_fp:016x}",
+            "world_size": self.world.world_size,
+            "time": time.time(),
+        }
+        if self.config.max_time:  # without it the rate is a function of step and tokens
+            line["train_s"] = agreed.train_s
+        if spent.is_due:
+            line |= {"phases": spent.by_phase(), "since_s": round(spent.since_s, 3)}
+        return line
 
     # -- after a step ------------------------------------------------------------------------------
 
@@ -272,8 +297,9 @@ class Life(LifeParts):
 
     @property
     def is_check_due(self) -> bool:
-        """Is it time to compare the ranks, checkpoint or not?"""
-        return self.cause in BUDGETS or self.step % CHECK_EVERY == 0
+        """Is it time to compare the ranks, checkpoint or not? Soon, where one has just come."""
+        has_come = self.step == self.handed_on + 1
+        return has_come or self.cause in BUDGETS or self.step % CHECK_EVERY == 0
 
     def check_replicas(self) -> None:
         """All ranks: the fingerprint of the state; raise Diverged unless all have the same."""

@@ -19,6 +19,9 @@ from gptddp.training.rows import Rows
 from gptddp.training.stalls import Stall, Stalls
 from gptddp.training.stop import StopFlag
 
+# What the line of some steps has, and later than the rest of it.
+DUE = ("val_loss", "val_bpb", "state_fp")
+
 
 class LifeParts:
     """The base of `Life`, which has the methods."""
@@ -46,6 +49,7 @@ class LifeParts:
         # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
         self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
         self.line: dict[str, Any] = {}  # of the log, of the last finished step
+        self.handed_on = -1  # the step at which a rank has got the state of another
         self.rows: Rows  # from `guard` on
         self.net: GPT  # from `restore` on
         self.tensors: Mapping[str, Tensor]  # the live ones, likewise

@@ -181,7 +181,7 @@ class Recorder:
             train_s=progress.train_s,
             quarantined=len(progress.data.get("quarantined", ())),
             chain_fp=f"{progress.chain_fp:016x}",
-            state_fp=f"{progress.state_fp:016x}",
+            **({} if (fp := progress.state_fp) is None else {"state_fp": f"{fp:016x}"}),
             params=self._params,
             flops_per_token=self._flops,
             machines=machines,

@@ -21,12 +21,12 @@ from gptddp.run.origin import Origin
 from gptddp.training.agree import Agreed
 from gptddp.training.clock import PhaseClock
 from gptddp.training.life import Life
+from gptddp.training.parts import DUE
 from gptddp.training.stop import StopFlag
 
 # What a line says of a step that follows from the state before it, causes first. Not its times and
 # speeds, and not how many ranks there were.
 FIELDS = ("batch_fp", "chain_fp", "tokens", "lr", "loss", "grad_norm")
-DUE = ("val_loss", "val_bpb", "state_fp")  # of some steps
 
 
 class Difference(Exception):

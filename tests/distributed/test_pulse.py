@@ -14,8 +14,7 @@ import pytest
 from support.waiting import until
 
 from gptddp.distributed import connect, pulse
-from gptddp.launch import hung
-from gptddp.launch.hung import Listener
+from gptddp.launch import worker as launch_worker
 from gptddp.launch.worker import Worker
 
 SETUP = """
@@ -121,7 +120,7 @@ def test_at_a_terminal_it_is_only_said(process):
 @pytest.fixture
 def impatient(monkeypatch):
     """The launcher's side: as quick as the processes of these tests."""
-    monkeypatch.setattr(hung, "LATER_S", 0.3)
+    monkeypatch.setattr(launch_worker, "LATER_S", 0.3)
     monkeypatch.setattr(pulse, "POLL_S", 0.05)
 
 
@@ -157,12 +156,13 @@ def test_the_launcher_kills_what_stops_every_thread(process, watched, how):
     assert stopped or re.fullmatch(r"it hangs in <module> \(<string>:\d+\)", counted[0][0])
 
 
-def test_no_pulse_and_a_torn_one_are_no_hang(tmp_path):
+def test_no_pulse_and_a_torn_one_are_no_hang(silent, watched, tmp_path):
     """Before the worker has come so far, there is nothing to be told."""
-    listener = Listener(tmp_path, 0)
-    assert listener.hanging(1) is None
+    worker, said, _ = watched(silent)
+    worker.look()
     pulse.path_of(tmp_path, 0).write_bytes(b"torn")
-    assert listener.hanging(1) is None
+    worker.look()
+    assert not said and silent.poll() is None
 
 
 NEVER = "import time; print('here', flush=True); time.sleep(60)"
@@ -206,14 +206,13 @@ def test_a_worker_shares_its_pulse_as_soon_as_the_disk_has_room(process, tmp_pat
     it.kill()
 
 
-def test_a_hang_on_the_way_out_is_the_launchers(process, tmp_path, impatient):
+def test_a_hang_on_the_way_out_is_the_launchers(process, watched):
     """Of a process that has ended its training: in a destructor, at the interpreter's exit."""
     it = process("pass", "atexit.register(time.sleep, 60)")
     assert it.stdout.readline() == b"here\n" and it.stdout.readline() == b"end\n"
-    listener = Listener(tmp_path, 0)
-    found = until(lambda: listener.hanging(it.pid))
-    assert (found.pid, found.step) == (it.pid, 0)  # no step's own error
-    it.kill()
+    worker, said, counted = watched(it)
+    until(lambda: worker.look() or it.poll())
+    assert "it is killed" in said[0] and not counted  # no step's own error
 
 
 STORAGE = """
@@ -224,14 +223,16 @@ reading = ["/data/0.parquet, row group 3"]
 """
 
 
-def test_who_waits_for_the_storage_does_not_hang(process, tmp_path, impatient):
+def test_who_waits_for_the_storage_does_not_hang(process, watched):
     """For longer than the limit, with a line now and then; the launcher sees the same."""
-    listener, before = Listener(tmp_path, 0), STORAGE.format(3600).replace("\n", "\n    ")
+    before = STORAGE.format(3600).replace("\n", "\n    ")
     it = process(before, "with storage.waiting(lambda: reading[0]): time.sleep(1.0)")
+    worker, said, _ = watched(it)
     while it.poll() is None:
-        assert listener.hanging(it.pid) is None
+        worker.look()
         time.sleep(0.02)
     out, err = it.communicate()
+    assert not said
     assert (it.returncode, out) == (0, b"here\nend\n")
     lines = err.decode().splitlines()
     assert 1 <= len(lines) <= 4, err

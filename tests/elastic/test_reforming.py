@@ -41,5 +41,7 @@ def test_a_worker_and_the_pod_of_rank_0_are_killed(job, corpus, tmp_path):
     lost = [(it["pod"], it["rank"]) for world in worlds for it in world["lost"]]
     assert lost == [("pod-1", 1), ("pod-0", 0)]
     assert [it["pod"] for world in worlds for it in world["joined"]] == ["pod-1", "pod-0"]
+    checked = {line["step"] for line in lines if "state_fp" in line}
+    assert {it["step"] + 1 for it in worlds if it["joined"]} <= checked
     ends = [it["cause"] for it in events if it["event"] == "end"]
     assert len(ends) == 1 and "rank 0 (pod-0)" in ends[0]

@@ -112,7 +112,7 @@ def test_ranks_that_all_wait_for_data_for_ever_start_again_from_memory(
     monkeypatch.setenv("HANG_MARGIN_S", "1")
     flags = ("--steps", "1000000", "--checkpoint-every", "3600")
     job = Training(tmp_path / "job", corpus, 2, 42, 2, *flags)
-    job.before = "from gptddp.launch import hung; hung.LATER_S = 1.0; "
+    job.before = "from gptddp.launch import worker; worker.LATER_S = 1.0; "
     try:
         job.whole()
         for i in range(2):

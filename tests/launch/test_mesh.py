@@ -6,11 +6,10 @@ import socket
 import struct
 import threading
 import time
+from ipaddress import IPv4Address
 
 import pytest
 from support.mesh_pods import Pod
-
-from gptddp.launch.links import siblings
 
 
 def until(what, limit_s=20.0):
@@ -28,7 +27,8 @@ class Job:
         pid = os.getpid()
         first = f"127.{100 + pid % 100}.{pid // 100 % 250}.10"
         self.port, self.least, self.most = 29400, least, most
-        self.seeds = siblings(f"{first}:{self.port}", most)
+        hosts = [str(IPv4Address(first) + n) for n in range(most)]
+        self.seeds = [f"{host}:{self.port}" for host in hosts]
         self.folder, self.pods = folder, []
         for _ in range(size):
             self.add(len(self.pods))
@@ -221,15 +221,3 @@ def test_one_that_is_taken_for_dead_though_it_lives_comes_back_as_another(job):
     until(lambda: one.pods[0].view[0] > number + 1)
     one.agree(one.pods)
     assert workers == [pod.worker for pod in one.pods]
-
-
-def test_siblings_follow_from_the_endpoint():
-    """The operator's names, and the addresses of local pods; each worker of a pod has a port."""
-    assert siblings("a-worker-0.ns.svc:29400", 2) == [
-        "a-worker-0.ns.svc:29400",
-        "a-worker-1.ns.svc:29400",
-    ]
-    assert siblings("127.64.1.100:5", 2, 2) == [
-        "127.64.1.100:5", "127.64.1.100:6", "127.64.1.101:5", "127.64.1.101:6",
-    ]  # fmt: skip
-    assert siblings("[::1]:5", 2) == ["[::1]:5"]

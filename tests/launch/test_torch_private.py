@@ -17,7 +17,7 @@ from support.paths import ROOT
 import gptddp
 from gptddp.distributed import torch_private
 from gptddp.distributed.lost import is_lost_peer
-from gptddp.distributed.torch_private import TRAINER, VERIFIED
+from gptddp.distributed.torch_private import NAMES, VERIFIED
 from gptddp.errors import ConfigError
 
 PRIVATE = Path(torch_private.__file__)
@@ -49,45 +49,36 @@ def test_the_list_of_names_is_what_is_used():
     used = {it for kind in KINDS for it in private_names(PRIVATE, kind)}
     used -= {"_server", "_forkserver_authkey"}  # ours; one that may be missing
     listed = set()
-    for names in TRAINER.values():
+    for names in NAMES.values():
         for name, shape in names.items():
-            listed |= {*name.split("."), *re.findall(r"\w+", shape if "{" in shape else "")}
+            listed |= {name, *re.findall(r"\w+", shape if "{" in shape else "")}
     assert used == {it for it in listed if it.startswith("_")}
 
 
-def refused(*tables):
-    with pytest.raises(ConfigError) as caught:
-        torch_private.check_torch(*tables)
+def refused(monkeypatch, table):
+    with monkeypatch.context() as patch, pytest.raises(ConfigError) as caught:
+        patch.setattr(torch_private, "NAMES", table)
+        torch_private.check_torch()
     return str(caught.value)
 
 
 ALL = [
-    (f"{module}:{name}", shape)
-    for module, names in TRAINER.items()
-    for name, shape in names.items()
+    (f"{module}:{name}", shape) for module, names in NAMES.items() for name, shape in names.items()
 ]
 
 
 @pytest.mark.parametrize(("name", "shape"), ALL, ids=[name for name, _ in ALL])
 def test_what_is_missing_or_has_changed_is_told_at_the_start(monkeypatch, name, shape):
     """The message has the name, what is installed, where it was read and the fix."""
-    torch_private.check_torch(TRAINER)  # the unchanged torch passes
-    module, _, path = name.partition(":")
+    torch_private.check_torch()  # the unchanged torch passes
+    module, _, last = name.partition(":")
     owner = importlib.import_module(module)
-    *classes, last = path.split(".")
-    for part in classes:
-        owner = getattr(owner, part)
-    whole, table = f"{module}.{path}", {module: {path: shape}}
+    whole, table = f"{module}.{last}", {module: {last: shape}}
     if shape:
         monkeypatch.setattr(owner, last, lambda other, *, new: None)
-        assert whole in refused(table)
-        monkeypatch.undo()
-    if hasattr(owner, last):
-        for it in filter(lambda it: last in vars(it), getattr(owner, "__mro__", [owner])):
-            monkeypatch.delattr(it, last)
-    else:  # a member that only instances have
-        monkeypatch.setattr(owner, "__init__", lambda self: None)
-    message = refused(table)
+        assert whole in refused(monkeypatch, table)
+    monkeypatch.delattr(owner, last)
+    message = refused(monkeypatch, table)
     assert f"has no {whole}, which gptddp needs" in message
     torchs = module.startswith("torch")
     assert (
@@ -113,13 +104,12 @@ def test_another_signature_is_not_what_was_read(monkeypatch, value):
     module.call = value
     monkeypatch.setitem(sys.modules, module.__name__, module)
     table = {module.__name__: {"call": "(state, settings)"}}
-    assert "call that is not called with (state, settings)" in refused(table)
+    assert "call that is not called with (state, settings)" in refused(monkeypatch, table)
 
 
-def test_what_only_an_instance_has_is_looked_for_too():
-    """A member that no __init__ sets is missing, and so is a whole module."""
-    for module, name in [("multiprocessing.forkserver", "ForkServer._gone"), ("torch.gone", "x")]:
-        assert f"has no {module}.{name}" in refused({module: {name: ""}})
+def test_a_module_that_is_gone_is_missing(monkeypatch):
+    """By the name that is wanted of it."""
+    assert "has no torch.gone.x" in refused(monkeypatch, {"torch.gone": {"x": ""}})
 
 
 def test_a_trainer_without_the_launcher_checks_its_half(tmp_path):

@@ -1,12 +1,12 @@
 """What the ranks of a new world compare, who stops, and where the seconds of two worlds went."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from gptddp.distributed.replicas import state_fp
 from gptddp.errors import ConfigError, Diverged, LifeLost, LostPeer, Stopped
 from gptddp.run.owners import Owners
 from gptddp.run.progress import Progress
@@ -14,7 +14,7 @@ from gptddp.training.compare import compare
 from gptddp.training.worlds import Worlds
 
 TENSORS = {"w": torch.arange(6.0)}
-FP = state_fp(TENSORS)
+CHAIN = 3
 LAYOUT = 7
 
 
@@ -29,7 +29,7 @@ class Group:
         self.world_size = 1 + len(others)
 
     def gather(self, mine: Any) -> list[Any]:
-        return [[*mine], *([*it] for it in self.others)]
+        return json.loads(json.dumps([mine, *self.others]))
 
     def broadcast(self, tensors: Any, source: int) -> None:
         self.given.append(source)
@@ -38,46 +38,57 @@ class Group:
         return value
 
 
+def rank_at(
+    step: int,
+    bad: int = 1,
+    chain: int = CHAIN,
+    layout: int = LAYOUT,
+    generation: int = 1,
+    known: Any = None,
+) -> Any:
+    """What another rank says of itself."""
+    return [step, bad], chain, layout, generation, False, "m", known or {}
+
+
 def life_in(world: Group, step: int = 5, whole: bool = True) -> Any:
-    live = SimpleNamespace(is_whole=whole, kept=lambda: ([], []), kept_lines=[])
-    live.keep = live.kept_lines.append
-    about = {"progress": Progress(step=step), "tensors": TENSORS, "generation": 1, "line": {}}
-    return SimpleNamespace(world=world, live=live, step=step, recorder=None, **about)
+    live = SimpleNamespace(is_whole=whole, kept=lambda: ([], []))
+    progress = Progress(step=step, chain_fp=CHAIN, data={"quarantined": [8]})
+    about = {"progress": progress, "tensors": TENSORS, "generation": 1, "line": {"loss": 2.0}}
+    about |= {"handed_on": -1, "recorder": None}
+    return SimpleNamespace(world=world, live=live, step=step, **about)
 
 
 def test_the_state_of_the_highest_step_counts_and_goes_to_the_others():
-    world = Group((4, 1, LAYOUT, 1, 0, 0, "m"), (-1, 0, LAYOUT, 3, 0, 0, "m"))
+    world = Group(rank_at(4, chain=1), rank_at(-1, generation=3))
     life = life_in(world)
     assert compare(life, LAYOUT, books=True) == (0, False)
-    assert world.given == [0] and life.generation == 3 and life.progress.state_fp == FP
+    assert world.given == [0] and life.generation == 3 and life.handed_on == 5
 
 
 def test_nothing_is_sent_where_all_have_it():
-    world = Group((5, FP, LAYOUT, 1, 0, 0, "m"))
-    assert compare(life_in(world), LAYOUT, books=False) == (0, True)
-    assert not world.given
-
-
-def test_a_rank_that_has_come_further_behind_the_step_is_followed():
-    """It alone has come out of the last collective of an evaluation: all have its numbers."""
-    line = {"step": 5, "val_loss": 2.0}
-    world = Group((5, FP, LAYOUT, 1, 0, 2, "m"))
-    world.broadcast_value = lambda value, source: [Progress(step=5).to_meta(), line, [], []]
+    """But one was cut off in the evaluation that another has come through."""
+    world = Group(rank_at(5), rank_at(5, known={"val_loss": 1.5}))
     life = life_in(world)
-    life.line = {"step": 5}
-    assert compare(life, LAYOUT, books=True) == (1, False)
-    assert life.line == line and life.live.kept_lines == [line] and not world.given
+    assert compare(life, LAYOUT, books=False) == (0, True)
+    assert not world.given and life.handed_on == -1
+    assert life.line == {"loss": 2.0, "val_loss": 1.5}
+
+
+def test_of_the_same_step_who_knows_more_rows_to_be_bad_has_the_state():
+    world = Group(rank_at(5, bad=0))
+    assert compare(life_in(world), LAYOUT, books=True) == (0, False)
+    assert world.given == [0]
 
 
 @pytest.mark.parametrize(
     ("other", "layout", "step", "error"),
     [
-        ((5, FP + 1, LAYOUT, 1, 0, 0, "m"), LAYOUT, 5, Diverged),
-        ((-1, 0, LAYOUT, 1, 0, 0, "m"), LAYOUT, -1, LifeLost),
-        ((6, FP, LAYOUT + 1, 1, 0, 0, "m"), LAYOUT, 5, ConfigError),
-        ((-1, 0, LAYOUT + 1, 1, 0, 0, "m"), LAYOUT, 5, LostPeer),
+        (rank_at(5, chain=CHAIN + 1), LAYOUT, 5, Diverged),
+        (rank_at(-1), LAYOUT, -1, LifeLost),
+        (rank_at(6, layout=LAYOUT + 1), LAYOUT, 5, ConfigError),
+        (rank_at(-1, layout=LAYOUT + 1), LAYOUT, 5, LostPeer),
     ],
-    ids=["another state", "no state", "other buckets", "a joiner's other buckets"],
+    ids=["other rows", "no state", "other buckets", "a joiner's other buckets"],
 )
 def test_a_world_that_does_not_fit_does_no_step(other, layout, step, error):
     life = life_in(Group(other), max(step, 0), step >= 0)
