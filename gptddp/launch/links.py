@@ -32,6 +32,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0  # between two attempts to connect
 UNHEARD_S = 3.0  # until a connection whose other end acknowledges nothing is made anew
 FORGOTTEN_S = 600.0  # of failures, until an address that is no seed is given up
 QUIET_S = 1.0  # a reset after more than that may be about a connection long given up
+WOKEN_S = 5.0  # after this process was stopped: it reads what came meanwhile, and then a reset
+TICKS_S = 0.3  # in which the owner notices that
 STRANGERS = 64  # connections of which the other side is not known yet, the newest
 SHORT, LONG = 4096, 1 << 20  # bytes of a frame's JSON, before and after the other side is known
 NONCE, AGENT = 16, 8  # bytes
@@ -96,6 +98,7 @@ class Links:
         self._outward: dict[str, tuple[asyncio.StreamWriter, Seal]] = {}  # by agent
         self._inward: dict[str, tuple[asyncio.StreamWriter, float]] = {}  # and when it was heard
         self._strangers: dict[asyncio.StreamWriter, None] = {}
+        self.woke = -WOKEN_S  # monotonic: when this process last ran again that had been stopped
         self._somebody = asyncio.Event()  # is new: it may be at an address that failed
 
     def send(self, payload: bytes) -> None:
@@ -195,10 +198,14 @@ class Links:
                 said = await seal.read(reader, LONG)
         except TROUBLE as error:
             newest, heard_s = self._inward.get(agent, (None, 0.0))
-            is_reset = isinstance(error, ConnectionResetError)
             if newest is writer:
                 del self._inward[agent]
-                if isinstance(error, EOFError) or is_reset and time.monotonic() < heard_s + QUIET_S:
+                is_reset = time.monotonic() < heard_s + QUIET_S
+                is_reset &= isinstance(error, ConnectionResetError)
+                if is_reset:  # has this process just woken up? The next tick says so
+                    await asyncio.sleep(TICKS_S)
+                    is_reset = time.monotonic() > self.woke + WOKEN_S
+                if isinstance(error, EOFError) or is_reset:
                     self._died(agent)
         finally:
             self._strangers.pop(writer, None)

@@ -21,7 +21,7 @@ from typing import Any
 
 from gptddp.distributed.members import AT
 from gptddp.files import parse_json
-from gptddp.launch.links import LONG, TROUBLE, Links, Seal, join, pack
+from gptddp.launch.links import LONG, QUIET_S, TROUBLE, Links, Seal, join, pack
 from gptddp.launch.views import Json, Views, ids
 
 TICK_S, BEAT_S = 0.1, 0.5
@@ -148,6 +148,8 @@ class Mesh:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), TICK_S)
             now = time.monotonic()
+            if now - last > QUIET_S:
+                self._links.woke = now
             passed_s, last = min(now - last, 2 * TICK_S), now  # in which this process was running
             self.views.tick(passed_s)
             self._update()

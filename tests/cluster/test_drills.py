@@ -46,11 +46,15 @@ def recoveries():
     """What each kind of fault has cost, printed when all is done."""
     found = defaultdict(list)
     yield found
-    print("\n\nseconds without a step: at a loss, and at the return; until all were back; the load")
+    print(
+        "\n\nseconds without a step at a loss; of these, the pause; at the return; until all were"
+    )
+    print("were back; the load")
     for fault, its in found.items():
         for it, load in its:
             back = "" if it.back_s is None else f"{it.back_s:.2f}"
-            print(f"  {fault:34} {it.seconds:6.2f} {back:>6} {it.whole_s:6.1f} {load:5.0f}")
+            costs = f"{it.seconds:6.2f} {it.pause_s:6.2f} {back:>6} {it.whole_s:6.1f} {load:5.0f}"
+            print(f"  {fault:46} {costs}")
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +83,12 @@ def recover(job, recoveries):
         until(lambda: job.last_step() > last + 5, "steps", LONG_S)  # what one takes is known
         found, load = job.recover(fault, **options), os.getloadavg()[0]
         recoveries[what].append((found, load))
-        values = {"seconds": found.seconds, "back_s": found.back_s, "load": load}
+        values = {"seconds": found.seconds, "pause_s": found.pause_s, "back_s": found.back_s}
+        values["load"] = load
         write_measurement("cluster.jsonl", where="cluster", what=what, redone=0, **values)
-        assert found.seconds < limit_s * max(1.0, load / QUIET), (found, load)
+        busy = load / QUIET
+        most_s = limit_s if busy < 1 else limit_s * busy + 5 * found.step_s
+        assert found.seconds < most_s, found
         return found
 
     return measure

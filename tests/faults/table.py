@@ -47,7 +47,7 @@ def parts(its: list[dict]) -> str:
 
 def on_cluster(its: list[dict]) -> list[str]:
     """The cells of a fault on a cluster: medians, the most steps that were done again."""
-    medians = [seconds([it[name] for it in its]) for name in ("seconds", "back_s")]
+    medians = [seconds([it[name] for it in its]) for name in ("seconds", "pause_s", "back_s")]
     return [*medians, str(max(it["redone"] for it in its)), seconds([it["load"] for it in its])]
 
 

@@ -167,6 +167,24 @@ def test_of_two_the_one_that_has_the_lease_goes_on(job):
     one.agree(one.pods)
 
 
+def test_who_wakes_does_not_take_those_for_dead_who_have_gone_on_without_it(job):
+    """What they said meanwhile is read now, and behind it that they have given up the connection."""
+    one = job(4)
+    number, _ = one.agree(one.pods)
+    asleep, others = one.pods[:2], one.pods[2:]
+    for pod in asleep:
+        os.kill(pod.process.pid, signal.SIGSTOP)
+    for pod in others:
+        os.kill(pod.process.pid, signal.SIGUSR2)  # more than the kernel takes for who reads nothing
+        (pod.folder / "log.lease").touch()
+    one.agree(others, 12)
+    time.sleep(5)
+    for pod in asleep:
+        os.kill(pod.process.pid, signal.SIGCONT)
+    one.agree(one.pods)
+    assert not [line for pod in others for line in pod.log() if "out" in line]
+
+
 @pytest.mark.alone
 def test_a_stranger_can_neither_join_nor_disturb(job):
     """A launcher with another key stays alone; a flood of connections and bytes delays nothing."""

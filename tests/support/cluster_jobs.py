@@ -139,13 +139,13 @@ class Job:
         worlds = self.worlds()
         return int(worlds[-1]["pods"][0].rpartition("-")[2]) if worlds else 0
 
-    def gap_s(self, step: int) -> float:
-        """Seconds from this step to the next, beyond what a step has taken before it."""
+    def gap_s(self, step: int) -> tuple[float, float]:
+        """Seconds from this step to the next, beyond what a step has taken before it; and that."""
         times = {line["step"]: line["time"] for line in self.lines()}
-        usual = statistics.median(
+        usual_s = statistics.median(
             times[it] - times[it - 1] for it in range(step - 9, step + 1) if it - 1 in times
         )
-        return max(0.0, float(times[step + 1] - times[step] - usual))
+        return max(0.0, times[step + 1] - times[step] - usual_s), usual_s
 
     def recover(
         self, fault: Callable[[], Any], world_size: int = 4, timeout_s: float = 120
@@ -177,9 +177,12 @@ class Job:
         starts = [it for it in read_ledger(self.run)[known:] if it["event"] == "start"]
         assert all(it["source"] == "memory" and not it["redo"] for it in starts), starts
         hit = [event for event in events if event["lost"]]
-        back = [self.gap_s(event["step"]) for event in events if event["joined"]]
+        back = [self.gap_s(event["step"])[0] for event in events if event["joined"]]
+        seconds, step_s = self.gap_s(hit[0]["step"])
         return Recovery(
-            seconds=sum(self.gap_s(event["step"]) for event in hit[:1]),
+            seconds=seconds,
+            step_s=step_s,
+            pause_s=hit[0]["pause_s"],
             back_s=max(back, default=None),
             whole_s=events[-1]["time"] - at,
             lost=lost,
@@ -215,6 +218,8 @@ class Recovery:
     """What a fault has cost. Seconds without a step are those beyond what a step takes."""
 
     seconds: float  # without a step, when ranks were lost
+    pause_s: float  # of it, by the run's own books: from its being noticed until the others went on
+    step_s: float  # what a step took before
     back_s: float | None  # without a step, when the last of them came back; None: none did
     whole_s: float  # from the fault until so many ranks trained as were waited for
     lost: set[str]  # pods

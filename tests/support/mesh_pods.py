@@ -30,7 +30,12 @@ def launcher(facts):
     def false_proof(*_):
         mesh._loop.call_soon_threadsafe(mesh._died, [*mesh.views.rows][-1])
 
+    def say_much(*_):
+        for _ in range(20_000):
+            mesh._loop.call_soon_threadsafe(lambda: mesh._links.send(mesh._row))
+
     signal.signal(signal.SIGUSR1, false_proof)
+    signal.signal(signal.SIGUSR2, say_much)
     while True:
         command = [sys.executable, __file__, "worker", path, facts["pod"], f"{folder}/log"]
         subprocess.run(command)
