@@ -63,6 +63,7 @@ class Job:
         *flags: str,
         size: int = 4,
         fewest: int = 1,
+        per_pod: int = 1,
         pause_s: float = PAUSE_S,
         network: Network | None = None,
         within: Callable[[int], list[str]] = lambda i: [],
@@ -76,7 +77,7 @@ class Job:
         self.orders.mkdir(parents=True)
         (folder / "logs").mkdir()
         self.pause(pause_s)
-        options = {"replicas": size, "min": fewest}
+        options = {"replicas": size, "min": fewest, "nproc_per_node": per_pod}
         built = manifest.objects(spec.load(None, options, [*SMALL, *flags]))[-1]
         self.network = network or Network(f"127.{10 + os.getpid() % 200}.{_slot()}", 23000)
         volumes = {"data": corpus, "runs": runs}
@@ -103,6 +104,7 @@ class Job:
 
     def pause(self, seconds: float) -> None:
         """Each step takes so much longer."""
+        self.pause_s = seconds
         (self.orders / "pause.new").write_text(str(seconds))
         (self.orders / "pause.new").rename(self.orders / "pause")
 
@@ -195,7 +197,7 @@ class Job:
         return last_step(self.run) if self.run.exists() else 0
 
     def steady(self, world: int | None = None, steps: int = 3) -> None:
-        """Wait for some more steps, of a world of that size; None: of all pods."""
+        """Wait for some more steps of so many ranks; None: of as many as there are pods."""
         last, size = self.last(), world or self.size
 
         def more() -> bool:

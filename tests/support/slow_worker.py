@@ -5,6 +5,7 @@ an order: the launcher of that pod is killed when its worker gets to that place,
 """
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -12,16 +13,19 @@ import time
 from pathlib import Path
 
 from gptddp import train
+from gptddp.data import blocks
 from gptddp.distributed.process import run
 from gptddp.run.history import RunLog
 from gptddp.training import end, entry, life
 
 PLACES = [
-    (entry, "begin", "begin"),  # the world is formed, no state is loaded
+    (entry, "begin", "join"),  # TODO
     (RunLog, "sync", "commit"),  # a checkpoint is written and not yet renamed
     (end.Ending, "run", "end"),  # after the last step, before its checkpoint
     (end.Ending, "_record", "finish"),  # that is committed, and the run is not yet called finished
 ]
+BUSY_S = 10
+blocks.RETRY_S = (0.01,)
 
 
 def ordered(name: str) -> Path:
@@ -36,6 +40,9 @@ def obey(place: str) -> None:
     try:
         mine(place).rename(mine(f"{place}.done"))
     except FileNotFoundError:
+        return
+    if place == "busy":
+        ctypes.PyDLL(None).usleep(BUSY_S * 1_000_000)  # with the GIL
         return
     hog = [bytearray(1 << 24) for _ in range(500 * (place == "eat"))]  # the kernel is to end this
     launcher = multiprocessing.parent_process()
@@ -57,13 +64,14 @@ def stop_at(owner, name, place):
 def main() -> int | None:
     agree = life.agree
 
-    def slowly(*args):
+    def slowly(*args, **named):
         with contextlib.suppress(OSError, ValueError):
             time.sleep(float(ordered("pause").read_text()))
         obey("eat")
-        return agree(*args)
+        obey("busy")
+        return agree(*args, **named)
 
-    mine("pid").write_text(str(os.getpid()))
+    mine(f"{os.environ.get('LOCAL_RANK', '0')}.pid").write_text(str(os.getpid()))
     life.agree = slowly
     for place in PLACES:
         stop_at(*place)
