@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +223,10 @@ class Job:
         gaps = [b - a for a, b in itertools.pairwise(times)]
         return max(gaps) - statistics.median(gaps)
 
+    def lives(self) -> list[dict[str, Any]]:
+        """The starts of the run's lives, as the ledger has them."""
+        return lives_in(read_ledger(self.run))
+
     def worlds(self) -> list[dict[str, Any]]:
         """The changes of the world, as the ledger has them."""
         return [event for event in read_ledger(self.run) if event["event"] == "world"]
@@ -252,7 +256,7 @@ class Job:
         line = self.until(first, timeout_s, f"a new step of {size} ranks")
         fault.seconds = max(0.0, line["time"] - self.began - own_s)
         starts = [e for e in read_ledger(self.run)[events:] if e["event"] == "start"]
-        fault.redone, fault.lives = sum(e["redo"] for e in starts), len(starts)
+        fault.redone, fault.lives = sum(e["redo"] for e in starts), len(lives_in(starts))
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -276,6 +280,11 @@ _slots = iter(range(1, 250))
 
 def _slot() -> int:
     return next(_slots)
+
+
+def lives_in(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The starts of lives, not those of a rank 0 that has followed another one in a life."""
+    return [it for it in events if it["event"] == "start" and it["source"] != "memory"]
 
 
 def check_same_run(job: Job, undisturbed: Path) -> None:
