@@ -33,7 +33,7 @@ def check(undisturbed):
     on a disk that works; the events of its checkpoints."""
 
     def same(run: Path, steps: int) -> list[dict]:
-        check_same_bits(run, undisturbed(1, *FLAGS, "--steps", str(steps)))
+        check_same_bits(run, undisturbed(*FLAGS, "--steps", str(steps)))
         return [event for event in read_ledger(run) if event["event"] == "checkpoint"]
 
     return same

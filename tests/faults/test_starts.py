@@ -79,7 +79,7 @@ def test_a_read_that_fails_once_is_no_end_of_the_run(
         return [found, start["source"], start["step"], start["run_id"], saved]
 
     whole, number, over = again(None), len(reads.seen), 0
-    check_same_bits(tmp_path / "run", undisturbed(1, *FLAGS, "--steps", "6"))
+    check_same_bits(tmp_path / "run", undisturbed(*FLAGS, "--steps", "6"))
     assert whole[2] == 3 and number > 40
     for at in range(number):
         try:
@@ -114,7 +114,7 @@ def test_a_write_that_fails_once_is_no_end_of_the_run(
         return [found, events, start["source"], start["step"], sorted(os.listdir(tmp_path / "run"))]
 
     whole, number, silent = again(None), len(writes.seen), []
-    check_same_bits(tmp_path / "run", undisturbed(1, *FLAGS, "--steps", "6"))
+    check_same_bits(tmp_path / "run", undisturbed(*FLAGS, "--steps", "6"))
     assert number > 8
     for at in range(number):
         assert again(at) == whole, (at, writes.seen[at])

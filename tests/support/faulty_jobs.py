@@ -149,7 +149,7 @@ class Job:
         def its() -> int | None:
             with contextlib.suppress(OSError, ValueError):  # not there, or being written
                 pid = int((self.orders / f"{i}.{local}.pid").read_text())
-                return pid if os.getpgid(pid) == self.pid(i) and alive(pid) else None
+                return pid if os.getsid(pid) == self.pid(i) and alive(pid) else None
             return None
 
         return int(self.until(its, what=f"a worker of pod {i}"))

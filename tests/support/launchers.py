@@ -1,6 +1,5 @@
 """Launchers as the operator would start them, one a loopback address, for tests of real agents."""
 
-import json
 import os
 import time
 from pathlib import Path
@@ -11,33 +10,31 @@ from support.paths import SUPPORT
 from support.toy import SMALL
 from support.waiting import PATIENCE_S, until
 
-from gptddp.run.history import history
+from gptddp.run.history import history, last_step
 
-TOY = SUPPORT / "toy_worker.py"
 START = (
     "import sys; from gptddp.launch.launcher import main; "
     "from gptddp.distributed.process import exit_now; exit_now(main(sys.argv[2:], sys.argv[1]))"
 )
-QUICK = (  # a new server imports only what the toy needs, and the end of a job waits for less long
-    "from gptddp.launch import agent, forkserver; "
-    "agent.EXIT_BARRIER_S = 3; forkserver.PRELOAD[1:] = []; "
-)
-PORT = 23111  # of the rendezvous
+PORT = 23111  # of the launchers
 KEY = "launchers" * 8
-TOY_FLAGS = ("--steps", "1000000")
 RATE = ("--final-lr", "1")  # the same in a run of any length
 
 
-class Job:
-    """Launchers as the operator would start them, `pods` of them, one an address of 127.0.0.0/8."""
+class Training:
+    """The trainer in `pods` pods, one an address of 127.0.0.0/8; nobody starts them again.
+
+    Files order faults, see `faulty_worker.py`.
+    """
 
     grace_s = 20
+    script = SUPPORT / "faulty_worker.py"
 
     def __init__(
-        self, folder: Path, pods: int, slot: int, fewest: int, script: Path = TOY, *flags: str
+        self, folder: Path, corpus: Path, pods: int, slot: int, fewest: int, *flags: str
     ) -> None:
         self.folder, self.slot, self.nnodes = folder, slot, f"{fewest}:{pods}"
-        self.script, self.flags = script, flags or TOY_FLAGS
+        self.flags = ("--data", str(corpus), "--eval-every", "1000000", *SMALL, *RATE, *flags)
         self.size, self.before = pods, ""  # code that each launcher runs first
         self.prefix = f"127.{10 + os.getpid() % 200}.{slot}"  # two test runs do not meet
         self.pods: dict[int, Forked] = {}
@@ -58,10 +55,9 @@ class Job:
                 "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
             }
             Path(env["GPTDDP_MEMORY"]).mkdir(exist_ok=True)
-            code = (QUICK if self.script == TOY else "") + self.before + START
             given = (str(self.script), "--run-dir", str(self.folder), *self.flags)
             log = self.folder / f"pod-{i}.log"
-            self.pods[i] = fork(code, *given, env=clean | env, stderr=log)
+            self.pods[i] = fork(self.before + START, *given, env=clean | env, stderr=log)
 
     def operator_env(self, i: int) -> dict[str, str]:
         """What the operator tells pod `i` of the others."""
@@ -72,16 +68,14 @@ class Job:
             "PET_RDZV_ID": f"job-{self.slot}",
         }
 
-    def steps(self) -> list[dict[str, Any]]:
-        log = self.folder / "steps.jsonl"
-        text = log.read_text() if log.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+    def steps(self, first: int | None = None) -> list[dict[str, Any]]:
+        return list(history(self.folder, first))
 
     def worker(self, i: int) -> int:
         return int((self.folder / f"pod-{i}.pid").read_text())
 
-    def order(self, i: int, what: str) -> None:
-        (self.folder / f"pod-{i}.{what}").touch()
+    def order(self, i: int, what: str, step: str = "") -> None:
+        (self.folder / f"pod-{i}.{what}").write_text(step)
 
     def log(self, i: int) -> str:
         return (self.folder / f"pod-{i}.log").read_text()
@@ -96,44 +90,29 @@ class Job:
     def goes_on(self, world_size: int) -> None:
         """Wait for a step of this many workers, from now on."""
         now = time.time()
-        until(
-            lambda: any(
-                line["time"] > now and line["world_size"] == world_size
-                for line in self.steps()[-9:]
-            ),
-            f"a step of {world_size}",
-        )
+
+        def there() -> bool:
+            lines = self.steps(last_step(self.folder) - 9)
+            return any(it["time"] > now and it["world_size"] == world_size for it in lines)
+
+        until(there, f"a step of {world_size}", why=self.logs)
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {i}\n{self.log(i)[-2000:]}" for i in self.pods)
 
     def exit_code(self, i: int) -> int:
         return self.pods[i].wait(PATIENCE_S)
+
+    def finish(self, code: int = 0) -> list[dict[str, Any]]:
+        """Every line of the log, when all pods have ended with this code."""
+        codes = [self.exit_code(i) for i in self.pods]
+        assert codes == [code] * self.size, self.logs()
+        return self.steps()
 
     def close(self) -> None:
         for pod in self.pods.values():
             pod.kill()
             pod.wait()
-
-
-class Training(Job):
-    """The trainer itself, with the faults that files order: see `faulty_worker.py`."""
-
-    def __init__(
-        self, folder: Path, corpus: Path, pods: int, slot: int, fewest: int, *flags: str
-    ) -> None:
-        script = SUPPORT / "faulty_worker.py"
-        fixed = ("--data", str(corpus), "--eval-every", "1000000", *SMALL, *RATE)
-        super().__init__(folder, pods, slot, fewest, script, *fixed, *flags)
-
-    def steps(self) -> list[dict[str, Any]]:
-        return list(history(self.folder))
-
-    def order(self, i: int, what: str, step: str = "") -> None:
-        (self.folder / f"pod-{i}.{what}").write_text(step)
-
-    def finish(self, code: int = 0) -> list[dict[str, Any]]:
-        """Every line of the log, when all pods have ended with this code."""
-        codes = [self.exit_code(i) for i in self.pods]
-        assert codes == [code] * self.size, "\n".join(map(self.log, self.pods))
-        return self.steps()
 
 
 def undisturbed(folder: Path, corpus: Path, world: int, steps: int) -> list[dict[str, Any]]:
