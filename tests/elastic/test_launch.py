@@ -115,7 +115,7 @@ def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(corpus, tmp_path, slot
     0; whether it has the endpoint or looks for it."""
     who = slot % 2
     stopped, ended = (
-        Training(tmp_path / name, corpus, 2, slot + more, 2, *FLAGS)
+        Training(tmp_path / name, corpus, 2, slot + more, 2, "--steps", "1000000")
         for name, more in (("stopped", 0), ("ended", 2))
     )
     try:
