@@ -37,9 +37,7 @@ def steps_a_second(job, every_s: float | None) -> float:
 
 
 @pytest.mark.fault(7)
-@pytest.mark.parametrize(
-    "every_s", [pytest.param(10, marks=long), 5, pytest.param(3, marks=long)]
-)
+@pytest.mark.parametrize("every_s", [pytest.param(10, marks=long), 5, pytest.param(3, marks=long)])
 def test_kills_all_the_time_cost_few_steps(job, measured, every_s):
     """Turns with kills and undisturbed ones: most steps are done, no finished one is lost."""
     random.seed(every_s)
@@ -101,5 +99,3 @@ def test_the_run_is_the_undisturbed_one(job, undisturbed):
 def test_semaphores():
     """None is left in the host's shared memory by processes that were killed."""
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("sem.mp-")]
-
-

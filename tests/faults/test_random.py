@@ -1,4 +1,4 @@
-"""Kills without a plan: of a random kind, at a random time and place, with all that a run may do."""
+"""Kills without a plan: of a random kind, at a random time and place, in runs with all extras."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""The state outlives its pods: who waits, or holds it alone, or is told to stop, has committed it."""
+"""The state outlives its pods: who waits, holds it alone or is told to stop has committed it."""
 
 import math
 import random

@@ -46,7 +46,7 @@ def bother(where: tuple[str, int], held: list[socket.socket]) -> None:
     with contextlib.suppress(OSError):
         it = socket.create_connection(where, 1)
         held.append(it)
-        words = random.choice([b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(200), b"\x7f" + b"\xff" * 7])
+        words = random.choice([b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(200), b"\xff" * 8])
         it.settimeout(0.1)
         with contextlib.suppress(TimeoutError):
             it.recv(16)  # the nonce
