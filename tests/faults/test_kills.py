@@ -102,7 +102,8 @@ def test_a_worker_is_gone_as_soon_as_its_launcher(job):
 def test_a_successor_may_come_later(job, strike, which, back_s):
     """Also of worker-0, under whose name all look for each other: it is one among them."""
     name = "a pod" if which else "worker-0's pod"
-    with strike(job, f"{name} killed, no successor", "the others go on", which, stays=True):
+    gone = f"{name} killed, no successor", "the others go on without it"
+    with strike(job, *gone, which, stays=True, number=2):
         job.kill(which, back_s=math.inf)
     job.wait(back_s)
     back = f"{name} is back after {back_s} s", "all go on with it; its start counts"
