@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from support.faulty_jobs import SHORT, check_same_run, long
+from support.faulty_jobs import SHORT, Job, check_same_run, long
 from support.processes import alive
 from support.waiting import until
 
@@ -23,67 +23,57 @@ def job(jobs):
     return it
 
 
-def pods(*which):
+def pods(job, *which):
     """Kill these, 50 ms apart."""
-
-    def harm(job):
-        for i in which:
-            job.kill(i)
-            time.sleep(0.05)
-
-    return harm
+    for i in which:
+        job.kill(i)
+        time.sleep(0.05)
 
 
-def in_re_form(first, second):
+def in_re_form(job, first, second):
     """Kill a pod, and another one as its worker forms the world without it."""
-
-    def harm(job):
-        done = job.order(second, "form")
-        job.kill(first)
-        job.until(done.exists, what="the second kill")
-
-    return harm
+    done = job.order(second, "form")
+    job.kill(first)
+    job.until(done.exists, what="the second kill")
 
 
-def at_the_join(job):
-    done = job.order(2, "join")
-    job.kill(2)
+def at_the_join(job, which):
+    """Kill a pod, and its successor as it comes in."""
+    job.kill(which)
+    done = job.order(which, "join")
     job.until(done.exists, what="the successor's end")
 
 
+def launcher(job, which):
+    os.kill(job.pid(which), signal.SIGKILL)
+
+
 KILLS = [
-    (1, lambda job: job.shoot(3), "one worker process killed", GO_ON, 3),
-    (1, lambda job: job.shoot(0), "the worker process of rank 0 killed", GO_ON, 0),
-    (3, pods(2), "a pod killed, replaced at once", GO_ON, 2),
-    (4, pods(0), "worker-0's pod, the endpoint of the rendezvous, killed, replaced at once",
-     GO_ON, 0),
-    (35, lambda job: os.kill(job.pid(3), signal.SIGKILL), "only the launcher of a pod killed",
-     "the kernel ends its worker; " + GO_ON, 3),
-    (8, pods(1, 3), "two pods killed 50 ms apart", GO_ON, 1, 3),
-    (8, pods(2, 0), "a pod and 50 ms later that of rank 0 killed", GO_ON, 2, 0),
-    (8, in_re_form(2, 1), "another pod killed while the world forms again", GO_ON, 2, 1),
-    (8, in_re_form(3, 0), "the pod that leads it killed while the world forms again", GO_ON, 3, 0),
-]  # fmt: skip
+    (1, Job.shoot, "one worker process killed", GO_ON, 3),
+    (1, Job.shoot, "the worker process of rank 0 killed", GO_ON, 0),
+    (3, pods, "a pod killed, replaced at once", GO_ON, 2),
+    (4, pods, "the pod of rank 0 killed, replaced at once", GO_ON, 0),
+    (35, launcher, "only the launcher of a pod killed", "the kernel ends its worker; " + GO_ON, 3),
+    (8, pods, "two pods killed 50 ms apart", GO_ON, 1, 3),
+    (8, pods, "a pod and 50 ms later that of rank 0 killed", GO_ON, 2, 0),
+    (8, in_re_form, "another pod killed while the world forms again", GO_ON, 2, 1),
+    (8, in_re_form, "the pod that leads it killed while the world forms again", GO_ON, 3, 0),
+    (8, at_the_join, "a pod killed, and its successor as it joins", GO_ON, 2),
+]
 
 
 @pytest.mark.parametrize(
-    ("harm", "what", "happens", "lost"),
+    ("harm", "what", "happens", "ranks"),
     [pytest.param(*row[1:4], row[4:], marks=pytest.mark.fault(row[0]), id=row[2]) for row in KILLS],
 )
-def test_a_kill_costs_the_step_in_flight(job, strike, harm, what, happens, lost):
+def test_a_kill_costs_the_step_in_flight(job, strike, harm, what, happens, ranks):
     """The others go on in the same processes; who is killed is told, and its place taken."""
-    known = len(job.worlds())
+    job.steady()
+    known, lost = len(job.worlds()), [job.by_rank(rank) for rank in ranks]
     with strike(job, what, happens, *lost):
-        harm(job)
-    gone = [it["pod"] for event in job.worlds()[known:] for it in event["lost"]]
-    assert sorted(gone) == sorted(f"gptddp-worker-{i}" for i in lost)
-
-
-@pytest.mark.fault(8)
-def test_a_successor_killed_as_it_joins(job, strike):
-    """It holds nobody up: another one comes."""
-    with strike(job, "the successor of a pod killed as it joins", GO_ON, 2):
-        at_the_join(job)
+        harm(job, *lost)
+    gone = {it["pod"] for event in job.worlds()[known:] for it in event["lost"]}
+    assert gone == {f"gptddp-worker-{i}" for i in lost}
 
 
 @pytest.mark.fault(35)

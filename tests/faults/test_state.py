@@ -31,9 +31,9 @@ def newest(job) -> int:
 @pytest.mark.fault(10)
 def test_a_pod_that_is_told_to_stop(job, strike):
     """It ends with 143; the others go on, in the same processes, and save at once. Rank 0 too."""
-    for i in (2, 0):
-        told = f"SIGTERM of {'rank 0' if i == 0 else 'a pod'}", "all finish the step, and go on"
-        before = newest(job)
+    for rank in (2, 0):
+        told = f"SIGTERM of {'a pod' if rank else 'rank 0'}", "all finish the step, and go on"
+        before, i = newest(job), job.by_rank(rank)
         with strike(job, *told, i, stays=True):
             job.stop(i)
         job.until(lambda before=before: newest(job) > before, SOON_S, "a save")

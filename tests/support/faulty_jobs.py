@@ -231,6 +231,11 @@ class Job:
         """The changes of the world, as the ledger has them."""
         return [event for event in read_ledger(self.run) if event["event"] == "world"]
 
+    def by_rank(self, rank: int) -> int:
+        """The number of the pod that has this rank in the newest world; one worker a pod."""
+        worlds = self.worlds()
+        return int(worlds[-1]["pods"][rank].rpartition("-")[2]) if worlds else rank
+
     def saved(self) -> list[dict[str, Any]]:
         """The commits, as the ledger has them."""
         events = read_ledger(self.run)

@@ -19,7 +19,7 @@ from gptddp.run.history import RunLog
 from gptddp.training import end, entry, life
 
 PLACES = [
-    (entry, "begin", "join"),  # TODO
+    (entry, "begin", "join"),
     (RunLog, "sync", "commit"),  # a checkpoint is written and not yet renamed
     (end.Ending, "run", "end"),  # after the last step, before its checkpoint
     (end.Ending, "_record", "finish"),  # that is committed, and the run is not yet called finished
