@@ -72,8 +72,8 @@ def test_a_kill_costs_the_step_in_flight(job, strike, harm, what, happens, ranks
     known, lost = len(job.worlds()), [job.by_rank(rank) for rank in ranks]
     with strike(job, what, happens, *lost):
         harm(job, *lost)
-    gone = {it["pod"] for event in job.worlds()[known:] for it in event["lost"]}
-    assert gone == {f"gptddp-worker-{i}" for i in lost}
+    lost_pods = {f"gptddp-worker-{i}" for i in lost}
+    job.until(lambda: job.lost(known) == lost_pods, 10, f"{lost_pods} in the ledger")
 
 
 @pytest.mark.fault(35)

@@ -231,10 +231,14 @@ class Job:
         """The changes of the world, as the ledger has them."""
         return [event for event in read_ledger(self.run) if event["event"] == "world"]
 
+    def lost(self, known: int) -> set[str]:
+        """The pods that were lost in all but so many of these changes."""
+        return {it["pod"] for event in self.worlds()[known:] for it in event["lost"]}
+
     def by_rank(self, rank: int) -> int:
-        """The number of the pod that has this rank in the newest world; one worker a pod."""
-        worlds = self.worlds()
-        return int(worlds[-1]["pods"][rank].rpartition("-")[2]) if worlds else rank
+        """The number of the pod that has this rank, where each has one worker."""
+        ranks = {i: (self.orders / f"{i}.0.rank").read_text() for i in self.workers()}
+        return next(i for i, it in ranks.items() if it == str(rank))
 
     def saved(self) -> list[dict[str, Any]]:
         """The commits, as the ledger has them."""

@@ -16,10 +16,11 @@ from gptddp import train
 from gptddp.data import blocks
 from gptddp.distributed.process import run
 from gptddp.run.history import RunLog
-from gptddp.training import end, entry, life
+from gptddp.training import end, life, worlds
 
 PLACES = [
-    (entry, "begin", "join"),
+    (worlds.Worlds, "_form", "form"),  # a world is about to be formed
+    (worlds.Worlds, "_meet", "join"),  # it is; who has just come has no state
     (RunLog, "sync", "commit"),  # a checkpoint is written and not yet renamed
     (end.Ending, "run", "end"),  # after the last step, before its checkpoint
     (end.Ending, "_record", "finish"),  # that is committed, and the run is not yet called finished
@@ -62,16 +63,17 @@ def stop_at(owner, name, place):
 
 
 def main() -> int | None:
-    agree = life.agree
+    agree, me = life.agree, os.environ.get("LOCAL_RANK", "0")
 
     def slowly(*args, **named):
+        mine(f"{me}.rank").write_text(str(args[-1].rank))
         with contextlib.suppress(OSError, ValueError):
             time.sleep(float(ordered("pause").read_text()))
         obey("eat")
         obey("busy")
         return agree(*args, **named)
 
-    mine(f"{os.environ.get('LOCAL_RANK', '0')}.pid").write_text(str(os.getpid()))
+    mine(f"{me}.pid").write_text(str(os.getpid()))
     life.agree = slowly
     for place in PLACES:
         stop_at(*place)
