@@ -147,6 +147,7 @@ def test_the_run_is_the_undisturbed_one(job, undisturbed):
 def running(corpus, tmp_path_factory) -> Iterator[Training]:
     folder = tmp_path_factory.mktemp("hung") / "job"
     job = Training(folder, corpus, 3, 21, 2, "--steps", "1000000", "--checkpoint-every", "3600")
+    job.before = "from gptddp.launch import hung; hung.LATER_S = 1.0; "
     yield job
     job.close()
 

@@ -106,13 +106,12 @@ def saving(jobs):
 @pytest.mark.fault(4)
 def test_a_save_outlives_its_worker(saving, strike):
     """Rank 0 is killed in the middle of it: its pod's saver commits it."""
-    done = saving.order(0, "commit")
-    what = "rank 0's worker killed in the middle of a commit", "its pod commits; the others go on"
-    with strike(saving, *what, 0):
-        saving.until(done.exists)
+    saving.steady()
+    which, what = saving.by_rank(0), "rank 0's worker killed in the middle of a commit"
+    with strike(saving, what, "its pod commits it; the others go on", which):
+        saving.until(saving.order(which, "save").exists)
         saving.began = time.time()
-        step = int(saving.until(done.read_text))
-    assert step in [it["step"] for it in saving.saved()]
+    assert "is saved, after the end of its rank 0" in saving.pods[which].log.read_text()
 
 
 @pytest.mark.fault(4)
@@ -120,7 +119,7 @@ def test_all_pods_killed_in_a_commit_leave_the_checkpoint_before(saving, measure
     """Never neither: the save that was cut off does not count."""
     saving.steady()
     with saving.fault() as fault:
-        saving.until(saving.order(0, "commit").exists)
+        saving.until(saving.order(saving.by_rank(0), "commit").exists)
         saving.began = time.time()
         saving.kill(0, 1, 2, 3)
     measured("all pods killed in the middle of a commit", fault, "the checkpoint before goes on")
@@ -129,18 +128,18 @@ def test_all_pods_killed_in_a_commit_leave_the_checkpoint_before(saving, measure
 
 @pytest.mark.fault(36)
 def test_the_end_may_be_killed_twice(saving, measured, undisturbed):
-    """After the last step and before its checkpoint, and again before the run is called finished.
+    """Rank 0: before the last checkpoint, and its heir again before the run is called finished.
 
     Success is told once, and the parameters are those of an undisturbed job to the bit.
     """
-    before, after = saving.order(0, "end"), saving.order(0, "finish")
+    saving.steady()
     saving.pause(0)
-    saving.until(before.exists)
+    saving.kill_at("end")
     began = time.time()
+    saving.kill_at("finish")
     saving.finish()
-    fault = Fault(time.time() - began, redone=0)
+    fault = Fault(time.time() - began)
     measured("rank 0's pod killed before the last commit, and again after it", fault, "done once")
-    assert after.exists()
     check_same_run(saving, undisturbed(*STEPS))
 
 

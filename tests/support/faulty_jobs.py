@@ -113,6 +113,9 @@ class Job:
         for i in which:
             self.back_at[i] = time.monotonic() + back_s
             os.killpg(self.pid(i), signal.SIGKILL)
+            for pid in reaper.members(self.pods[i].tag):  # a saver has a session of its own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def hold(self, *which: int) -> None:
         """These pods do not start until they are brought back."""
@@ -137,6 +140,13 @@ class Job:
         done.unlink(missing_ok=True)
         done.with_suffix("").touch()
         return done
+
+    def kill_at(self, place: str) -> None:
+        """Have the first pod killed whose worker gets there, and no other."""
+        done = [self.order(i, place) for i in range(self.size)]
+        self.until(lambda: any(it.exists() for it in done), what=f"a pod's end at {place}")
+        for it in done:
+            it.with_suffix("").unlink(missing_ok=True)
 
     def pid(self, i: int) -> int:
         """The pod's main process, the launcher, as soon as it runs."""

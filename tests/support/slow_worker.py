@@ -22,6 +22,7 @@ PLACES = [
     (worlds.Worlds, "_form", "form"),  # a world is about to be formed
     (worlds.Worlds, "_meet", "join"),  # it is; who has just come has no state
     (RunLog, "sync", "commit"),  # a checkpoint is written and not yet renamed
+    (RunLog, "sync", "save"),  # then too: its worker alone is killed
     (end.Ending, "run", "end"),  # after the last step, before its checkpoint
     (end.Ending, "_record", "finish"),  # that is committed, and the run is not yet called finished
 ]
@@ -45,6 +46,8 @@ def obey(place: str) -> None:
     if place == "busy":
         ctypes.PyDLL(None).usleep(BUSY_S * 1_000_000)  # with the GIL
         return
+    if place == "save":
+        os.kill(os.getpid(), signal.SIGKILL)
     hog = [bytearray(1 << 24) for _ in range(500 * (place == "eat"))]  # the kernel is to end this
     launcher = multiprocessing.parent_process()
     assert launcher and launcher.pid
