@@ -100,6 +100,10 @@ class LostPeer(LifeLost):
     """A collective has failed because another rank is gone or silent."""
 
 
+class Broken(LostPeer):
+    """The world has changed while it was formed: the next view is another."""
+
+
 class BadMessage(LifeLost):
     """Another rank has sent a value of another kind than is due: it is not used."""
 

@@ -102,8 +102,8 @@ def shared_memory() -> Path | None:
 def job() -> str | None:
     """The name of the job, the same in all its pods and lives, for messages and for who waits.
 
-    Two jobs may have one name: of one manifest in two clusters, say. So it proves nothing; see
-    `lives.py`. A rendezvous id alone is none: people copy it.
+    Two jobs may have one name: of one manifest in two clusters, say. So it proves nothing. A
+    rendezvous id alone is none: people copy it.
     """
     if step := slurm_step():
         return step
@@ -178,6 +178,16 @@ def code() -> str | None:
     return os.environ.get(CODE) or None
 
 
+def members() -> Path | None:
+    """The Unix socket of our launcher, which knows the other workers; None without one."""
+    return Path(os.environ["GPTDDP_MEMBERS"]) if os.environ.get("GPTDDP_MEMBERS") else None
+
+
+def pod_name() -> str:
+    """The name of the pod, or "" where this process is in none."""
+    return os.environ.get("POD_NAME", "")
+
+
 def pod() -> str:
     """The name of the pod or machine, for messages."""
-    return os.environ.get("POD_NAME") or socket.gethostname()
+    return pod_name() or socket.gethostname()

@@ -10,6 +10,7 @@ import inspect
 import platform
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from multiprocessing import forkserver
 from typing import Any
 
@@ -29,6 +30,8 @@ Names = Mapping[str, Mapping[str, str]]
 TRAINER: Names = {
     "torch.distributed.distributed_c10d": {
         "_get_default_store": "()",
+        "_get_reconfigure_handle": "()",
+        "_reconfigure": "(uuid, handles)",
     },
     "torch": {"_softmax_backward_data": ""},
     "torch.cpu": {"_is_amx_tile_supported": "()"},
@@ -170,6 +173,23 @@ def default_store() -> Any:
     import torch.distributed as td
 
     return td.distributed_c10d._get_default_store()
+
+
+def group_handle() -> str:
+    """By what the others know this process in the next `reconfigure`: another after each of them.
+
+    gloo looks at the process's own alone, and wants the others' to differ: an old one will do.
+    """
+    import torch.distributed as td
+
+    return td.distributed_c10d._get_reconfigure_handle()
+
+
+def reconfigure(number: int, handles: list[str], limit: timedelta) -> None:
+    """Give the default group these members, by rank; `number`: the same for all, and a new one."""
+    import torch.distributed as td
+
+    td.distributed_c10d._reconfigure(number, handles, timeout=limit).wait()
 
 
 def cpu_has_amx() -> bool:

@@ -97,6 +97,7 @@ class Claim:
     `job`: its name, None where it has none; `life`: the id of this life; `follows`: those of lives
     that are over. A run that is `known` goes on when the disk is full or read-only: its lease is
     written when the disk works again, and before that nothing is committed.
+    `patient`: a lease that this process has had itself is another's until it has expired.
     """
 
     def __init__(
@@ -106,7 +107,9 @@ class Claim:
         life: str = "",
         follows: Iterable[str] = (),
         known: bool = False,
+        patient: bool = False,
     ) -> None:
+        self._patient = patient
         self.path, self.known, self.follows = run / LEASE, known, frozenset(follows)
         self._me = lease_file.lease_of(job, life or uuid.uuid4().hex)
         self._seen: lease_file.Reading | None = None  # when it was last read
@@ -159,7 +162,10 @@ class Claim:
     def _is_free(self, seen: lease_file.Reading) -> bool:
         """May the lease that was read be taken away? Says what is waited for."""
         lease, now = lease_file.parse(seen[0]), time.monotonic()
-        if lease and (lease["owner"] in self.follows or lease_file.is_over(lease, self._me)):
+        own = lease is not None and self._patient and lease["pid"] == self._me["pid"]
+        if lease and not own and (
+            lease["owner"] in self.follows or lease_file.is_over(lease, self._me)
+        ):
             return True
         if self._seen is None:
             what = lease_file.describe(lease) if lease else f"{self.path}, which is damaged,"

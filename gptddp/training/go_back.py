@@ -1,8 +1,8 @@
 """--from-step: the run goes back to a kept checkpoint, and leaves what it has done beyond it.
 
 The ledger has the branch first. Then the checkpoint is committed once more, in the name of the life
-that begins: so it is newer than all others, and than every state in memory, and whatever takes up
-or prunes a state finds it. A life that is killed in between leaves that to the next one.
+that begins: so it is newer than all others, and whatever takes up or prunes a state finds it. A
+life that is killed in between leaves that to the next one.
 """
 
 import logging
@@ -24,7 +24,6 @@ from gptddp.flags import to_saved
 from gptddp.run.branches import about, asks_for_another
 from gptddp.run.history import Ledger
 from gptddp.run.summary import Summary
-from gptddp.training.choose import Snapshots
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,6 @@ def go_back(
     run_id: str,
     generation: int,
     recorded: Summary,
-    snapshots: Snapshots,
     fence: Callable[[], None],
     tell: Tell,
 ) -> None:
@@ -48,7 +46,7 @@ def go_back(
     is valid; OSError for trouble of the volume that may pass.
     """
     run, new = Path(config.run_dir), asks_for_another(given, recorded.branches)
-    if not new and (not recorded.branches or _has_state(run, run_id, recorded, snapshots)):
+    if not new and (not recorded.branches or _has_state(run, run_id, recorded)):
         return
     step = config.from_step if new else int(recorded.branches[-1]["step"])
     tell(f"looking for a checkpoint of step {step}")
@@ -67,11 +65,10 @@ def go_back(
         ) from error
 
 
-def _has_state(run: Path, run_id: str, recorded: Summary, snapshots: Snapshots) -> bool:
-    """Is there a checkpoint or snapshot of the newest branch?"""
+def _has_state(run: Path, run_id: str, recorded: Summary) -> bool:
+    """Is there a checkpoint of the newest branch?"""
     newest = store.order(patiently(lambda: store.newest(run, run_id, recorded.commits)))
-    generations = [newest[0], *(generation for generation, _, _ in snapshots.values())]
-    return max(generations) >= int(recorded.branches[-1]["generation"])
+    return newest[0] >= int(recorded.branches[-1]["generation"])
 
 
 def _record(config: Config, generation: int, loaded: SavedState, recorded: Summary) -> None:

@@ -49,6 +49,8 @@ class Rows:
         self.loader.close()
         self.loader = self._open(data)
 
+    move = reopen
+
     @cached_property
     def validation(self) -> tuple[np.ndarray, np.ndarray]:
         """(tokens (n, T+1), valid (n, T)), the same on every rank; read at the first use."""

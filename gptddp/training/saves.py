@@ -4,7 +4,6 @@ import math
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from gptddp.checkpoint import store
 from gptddp.checkpoint.writer import Writer
 from gptddp.errors import Superseded
 from gptddp.flags import to_saved
-from gptddp.run import summary
 from gptddp.run.history import Ledger, RunLog
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
@@ -22,8 +20,6 @@ from gptddp.run.progress import Progress
 from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary
 from gptddp.training.events import Events
-
-BEGIN_S = 15.0  # for a late save to begin: a launcher that can takes one or two
 
 
 class Saves:
@@ -51,60 +47,22 @@ class Saves:
         self._every_s = c.checkpoint_every
         self._patience_s = min(60.0, max(1.0, 2 * c.checkpoint_every))
         self._saved_at = time.monotonic()
-        self._delegated = origin.late is not None  # to a late save
-        self._late_seen = False  # in progress
-        self._looking: threading.Thread | None = None
         self._saving: dict[int, Mapping[str, Any]] = {}  # what the ledger is to have of them
         self._watching = threading.Lock()
 
     def begin(self, tensors: Mapping[str, Tensor], recorded: Summary) -> None:
         """Before the first step; `recorded`: of the run so far."""
-        # Lives that are short must not put it off for ever. A late save stands for this life's, if
-        # it begins.
-        if self._origin.source == "memory":
-            if not self._tell_newest(recorded) and recorded.began_time is not None:
-                self._events.emit("newest", step=None, since=recorded.began_time)
-            most_s = math.inf if self._origin.late is None else max(self._every_s - BEGIN_S, 0.0)
-            self._saved_at -= min(unsaved_s(recorded), most_s)
+        if self._origin.source == "memory":  # rank 0s that are soon lost must not put it off
+            step = max((store.order(name)[1] for name in recorded.commits), default=None)
+            since = recorded.began_time if step is None else recorded.saved_time
+            self._events.emit("newest", step=step, since=since)
+            self._saved_at -= unsaved_s(recorded)
         self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
 
-    def _tell_newest(self, recorded: Summary) -> bool:
-        """Into the metrics: the newest checkpoint, whoever has saved it; is there one?"""
-        if not recorded.commits or recorded.saved_time is None:
-            return False
-        _, step = max(map(store.order, recorded.commits))
-        self._events.emit("newest", step=step, since=recorded.saved_time)
-        return True
-
-    @property
-    def is_due(self) -> bool:
-        """Is it time for a checkpoint, and is none being written, here or by a launcher?"""
-        due = time.monotonic() - self._saved_at >= self._every_s
-        return due and not self.writer.busy and not self._delegated
-
-    def delegate(self, late: bool) -> None:
-        """While a late save is in progress it does what is due; then the ledger says what is."""
-        self._delegated = late
-        if late:
-            self._saved_at = time.monotonic()
-        elif self._late_seen:
-            self.look_in_ledger()
-        self._late_seen = late
-
-    def look_in_ledger(self) -> None:
-        """In a thread, as the disk may hang: what have launchers saved, and is another due?"""
-        if self._looking is None or not self._looking.is_alive():
-            self._looking = threading.Thread(
-                target=self._look, args=(self._saved_at,), name="saved", daemon=True
-            )
-            self._looking.start()
-
-    def _look(self, saved_at: float) -> None:
-        with suppress(OSError):  # then it is due after a whole interval
-            recorded = summary.read(self._origin.config.run_dir)
-            self._tell_newest(recorded)
-            if self._saved_at == saved_at:
-                self._saved_at -= unsaved_s(recorded)
+    def is_due(self, within_s: float = math.inf) -> bool:
+        """Is it time for a checkpoint, within so many seconds of the last, and none being written?"""
+        age_s = time.monotonic() - self._saved_at
+        return age_s >= min(self._every_s, within_s) and not self.writer.busy
 
     def save(
         self, tensors: Mapping[str, Tensor], progress: Progress, known: Mapping[str, Any]

@@ -13,7 +13,8 @@ from gptddp.config import Config, with_preset
 from gptddp.distributed.connect import World, connect
 from gptddp.model import sums
 from gptddp.model.gpt import build
-from gptddp.train import forward_backward, warm_up
+from gptddp.model.buckets import settle
+from gptddp.train import forward_backward
 from gptddp.training.agree import agree
 from gptddp.training.clock import PhaseClock, RankSeconds
 
@@ -43,7 +44,7 @@ def gradients(world: World, reduce: str) -> np.ndarray:
     net = build(CONFIG, 257, world.device)
     ddp = DDP(net, gradient_as_bucket_view=True)
     made = sums.build(ddp, dataclasses.replace(CONFIG, reduce=reduce), world)
-    warm_up(ddp, CONFIG, world)
+    settle(ddp, made, CONFIG, world)
     where = {"rank": world.rank, "world_size": world.world_size}
     with open_loader(corpus(), batch=CONFIG.batch, **where) as loader:
         batch = [loader.next() for _ in range(3)][-1]

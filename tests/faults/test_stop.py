@@ -31,10 +31,10 @@ def forward_backward(ddp, batch, targets, step, *rest):
     return _forward_backward(ddp, batch, targets, step, *rest)
 """
 LOAD = """
-_warm_up = warm_up
-def warm_up(*args):
+_settle = settle
+def settle(*args):
     gate("load-" + os.environ["POD_NAME"])
-    _warm_up(*args)
+    _settle(*args)
 """
 EVALUATION = """
 from gptddp.training import life

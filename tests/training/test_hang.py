@@ -36,11 +36,11 @@ def next_batch(loader, *args):
 quarantine.next_batch = next_batch
 """
 START = """
-_warm_up = warm_up
-def warm_up(*args):
+_settle = settle
+def settle(*args):
     if times('hang', TIMES):
         time.sleep(100)
-    return _warm_up(*args)
+    return _settle(*args)
 """
 SLOW = """
 from gptddp.data.blocks import Source
@@ -154,6 +154,6 @@ def test_a_volume_that_does_not_answer_is_no_error_of_the_trainers_own(life, tmp
 def test_a_hang_before_the_first_step_is_not_counted(life, tmp_path):
     """A volume may come back: the next life goes on as if nothing had been."""
     code, said = life(START, times=1, first_s=0.3)
-    assert code == 1 and "hangs in warm_up (<string>:" in said
+    assert code == 1 and "hangs in settle (<string>:" in said
     assert life()[0] == 0
     assert not (tmp_path / "run" / "faults").exists()

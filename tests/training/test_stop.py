@@ -24,7 +24,7 @@ def stuck(what):
     lock(mutex)
 """
 LOAD = """
-def warm_up(*args):
+def settle(*args):
     stuck("here")
 """
 COMMIT = """
