@@ -235,8 +235,9 @@ class World:
                 if self.is_broken:
                     raise errors.LostPeer("the world has changed")
                 seen = self.posted("rank 0", of=[0]).get(0)
-                there = isinstance(seen, list) and len(seen) == 3 and seen[0] == call
-                return (str(seen[1]), str(seen[2])) if there else ("", "")
+                if isinstance(seen, list) and len(seen) == 3 and seen[0] == call:
+                    return str(seen[1]), str(seen[2])
+                return "", ""
 
             said = Said(f"[rank {self.rank}] waiting for {self.names[0]}", ranks().local_rank == 0)
             with time_limit(FIRST_TIMEOUT_S + STORE_S) as answered:
@@ -339,7 +340,7 @@ def _join(rank: int, world_size: int, device: torch.device) -> None:
     )
 
 
-def _introduced(brought: list[Any]) -> tuple[tuple[str, ...], str]:
+def _introduced(brought: Any) -> tuple[tuple[str, ...], str]:
     """By what each rank has sent at the start: all pods, and the id that rank 0 has drawn."""
     for rank, it in enumerate(brought):
         if not (isinstance(it, list) and len(it) == 2 and all(isinstance(v, str) for v in it)):

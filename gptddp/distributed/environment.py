@@ -1,5 +1,6 @@
 """What torchrun, Slurm and the manifest say of this process, in environment variables."""
 
+import contextlib
 import os
 import re
 import socket
@@ -8,7 +9,10 @@ from typing import NamedTuple
 
 from gptddp import errors
 
-CODE = "GPTDDP_CODE"  # set by our launcher, which has laid own code over the image's package
+# Set by our launcher:
+CODE = "GPTDDP_CODE"  # it has laid own code over the image's package
+LOCAL = "GPTDDP_LOCAL"  # `1/2`: its worker's local rank, and the workers of the pod
+STARTS = "starts"  # a file beside the verdict, a byte longer at every start of the worker
 RESOLV_CONF = Path("/etc/resolv.conf")
 
 
@@ -158,7 +162,10 @@ def grace_s() -> float | None:
 
 
 def restarts() -> int:
-    """How often this pod's agent has started its workers again."""
+    """How often this process's launcher, or torchrun's agent, has started it again."""
+    if path := verdict():
+        with contextlib.suppress(OSError):  # a full disk, or none yet
+            return max(0, path.with_name(STARTS).stat().st_size - 1)
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 

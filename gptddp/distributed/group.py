@@ -24,7 +24,7 @@ import torch
 import torch.distributed as td
 
 from gptddp.distributed import pulse, torch_private
-from gptddp.distributed.members import Members, View
+from gptddp.distributed.members import LeaseAsked, Members, Out, View
 from gptddp.errors import Broken, LifeLost
 
 FORM_S = 5.0  # for the others to come
@@ -86,6 +86,23 @@ class Group:
         if self.is_broken:
             self.cut()
             raise Broken(self._why())
+
+    def next_view(self, limit_s: float) -> View | LeaseAsked | Out | None:
+        """What follows the last view: see `Members.next_view`; None where it is lost, and nothing
+        has come yet.
+
+        The last view once more, to be formed again, where another member does so, or where nobody
+        is lost: then no more than connections were.
+        """
+        after, mine = (self.view.number if self.view else 0), self.members
+
+        def again() -> bool:
+            return self.is_broken and not (self.view and mine.is_over(self.view))
+
+        found = mine.wait_for(lambda: mine.next_view(after, 0.0) or again(), limit_s)
+        if isinstance(found, bool):
+            return self.view if self.view and not mine.is_over(self.view) else None
+        return found
 
     @property
     def is_broken(self) -> bool:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gptddp.distributed import torch_private
+from gptddp.distributed.environment import LOCAL
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 FAILED = 1  # an error that is not the user's: torchrun starts the workers again
@@ -42,6 +43,10 @@ def run(main: Callable[[], int | None]) -> None:
     An exception is printed with its traceback and ends the process with code 1.
     """
     die_with_launcher()
+    if LOCAL in os.environ:  # torchrun knows of one worker alone
+        os.environ["LOCAL_RANK"], _, os.environ["LOCAL_WORLD_SIZE"] = os.environ[LOCAL].partition(
+            "/"
+        )
     write_stack_on_signal()
     wait_for_rank_0()
     try:
@@ -109,5 +114,4 @@ def write_stack_on_signal() -> None:
         with contextlib.suppress(OSError):  # a full disk: then nobody knows where it hangs
             file = Path(verdict).with_name(f"stack.{os.environ.get('LOCAL_RANK', '0')}").open("w")
             faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
-            rank = os.environ.get("RANK", "0")
-            print(f"rank {rank}\nprocess {os.getpid()}", file=file, flush=True)
+            print(f"process {os.getpid()}", file=file, flush=True)

@@ -1,8 +1,7 @@
 """What this package uses of torch beyond its API, and a check that it is there, and as it was read.
 
-No other module touches a private name of torch or of multiprocessing, but for the second half of
-this one: `torch_private_elastic.py` has the parts of torchrun, for the launcher alone. torch is
-imported inside the functions, because the launcher imports this module before it needs torch.
+No other module touches a private name of torch or of multiprocessing. torch is imported inside the
+functions, because the launcher imports this module before it needs torch.
 """
 
 import importlib
@@ -24,8 +23,7 @@ PYTHONS = "3.11 to 3.14"  # those of Python in which its own were read
 LOST_PEER = ("gloo", "NCCL", "Connection closed by peer", "Application timeout caused pair closure")
 
 # What each name must be like. `(a, b)`: called with these, in this order or by name, it misses
-# none. `{a, b}`: it has these members, or __init__ makes them. `{=a, b}`: it declares these and no
-# others.
+# none. `{a, b}`: it has these members, or __init__ makes them.
 Names = Mapping[str, Mapping[str, str]]
 TRAINER: Names = {
     "torch.distributed.distributed_c10d": {
@@ -40,53 +38,6 @@ TRAINER: Names = {
         "main": "(listener_fd, alive_r, preload)",
         "ensure_running": "()",
     },
-}
-_ELASTIC = "torch.distributed.elastic"
-LAUNCHER: Names = {
-    "torch.distributed": {
-        "TCPStore": "(host_name, port, is_master, timeout, wait_for_workers, master_listen_fd)",
-        "PrefixStore": "(prefix, store)",
-        "Store": "{check, compare_set, delete_key, get, multi_get, set}",
-    },
-    f"{_ELASTIC}.rendezvous": {
-        "RendezvousStoreInfo": "{MASTER_ADDR_KEY, MASTER_PORT_KEY}",
-    },
-    f"{_ELASTIC}.rendezvous.dynamic_rendezvous": {
-        "_Action": "{FINISH, REMOVE_FROM_PARTICIPANTS, REMOVE_FROM_WAIT_LIST}",
-        "_NodeDesc": "(addr, pid, local_id)",
-        "_RendezvousContext": "{node, state}",
-        "_RendezvousState": "{=round, complete, deadline, closed, participants, wait_list,"
-        " redundancy_list, last_heartbeats}",
-        "_RendezvousStateHolder": "{=state, sync, mark_dirty}",
-        "_delay": "(seconds)",
-        "_remove_participant_epilogue": "(state, settings)",
-        "datetime": "{now}",
-        "DynamicRendezvousHandler": "(node, settings, backend_name, store, state_holder)",
-        "DynamicRendezvousHandler._get_deadline": "(timeout)",
-        "DynamicRendezvousHandler._op_executor": "",
-        "DynamicRendezvousHandler._settings": "",
-        "DynamicRendezvousHandler._state_holder": "",
-        "DynamicRendezvousHandler._stop_heartbeats": "()",
-        "DynamicRendezvousHandler._store": "",
-        "DynamicRendezvousHandler._wrap_store": "(store)",
-        "_DistributedRendezvousOpExecutor.run": "(state_handler, deadline)",
-        "RendezvousSettings": "(run_id, min_nodes, max_nodes, timeout, keep_alive_interval,"
-        " keep_alive_max_attempt)",
-        "RendezvousTimeout": "(join, last_call, close, heartbeat)",
-    },
-    f"{_ELASTIC}.agent.server.api": {"SimpleElasticAgent._shutdown_timeout": ""},
-    f"{_ELASTIC}.agent.server.local_elastic_agent": {
-        "LocalElasticAgent": "(spec, logs_specs, exit_barrier_timeout)",
-        "LocalElasticAgent._monitor_workers": "(worker_group)",
-        "LocalElasticAgent._pcontext": "",
-        "LocalElasticAgent._shutdown": "(death_sig, timeout)",
-    },
-    f"{_ELASTIC}.multiprocessing.api": {
-        "MultiprocessContext._pc": "",
-        "MultiprocessContext.pids": "()",
-    },
-    "torch.distributed.launcher.api": {"LocalElasticAgent": ""},
-    "torch.multiprocessing.spawn": {"ProcessContext._join_procs_with_timeout": "(timeout)"},
 }
 
 
@@ -132,8 +83,6 @@ def _problem(module: str, name: str, shape: str) -> str:
     value = getattr(owner, last, None)
     if shape.startswith("(") and not _takes(value, wanted, is_method=inspect.isclass(owner)):
         return f"has a {module}.{name} that is not called with {shape}"
-    if shape.startswith("{=") and _declared(value) != set(wanted):
-        return f"has a {module}.{name} with other members than {shape}"
     if shape.startswith("{") and not all(_has(value, member) for member in wanted):
         return f"has a {module}.{name} without all of {shape}"
     return ""
@@ -143,11 +92,6 @@ def _has(owner: Any, name: str) -> bool:
     """Is there such a member? It may also be one that __init__ sets."""
     made = getattr(getattr(owner, "__init__", None), "__code__", None)
     return hasattr(owner, name) or (made is not None and name in made.co_names)
-
-
-def _declared(value: Any) -> set[str]:
-    """The members that a class declares: those that are abstract, or those that have a type."""
-    return set(getattr(value, "__abstractmethods__", ()) or getattr(value, "__annotations__", ()))
 
 
 def _takes(value: Any, wanted: list[str], is_method: bool) -> bool:

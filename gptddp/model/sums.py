@@ -65,7 +65,8 @@ class _Sums:
         if bucket.index() == 0:
             self._buckets.clear()
         self._buckets.append(numbers)
-        buffer, grads = bucket.buffer(), bucket.gradients()
+        buffer: Tensor = bucket.buffer()
+        grads: list[Tensor] = bucket.gradients()
 
         def take(done: torch.futures.Future[list[Tensor]]) -> Tensor:
             try:
@@ -76,7 +77,8 @@ class _Sums:
             return buffer
 
         try:
-            summed = td.all_reduce(self._addend(numbers, buffer), async_op=True).get_future()
+            work = td.all_reduce(self._addend(numbers, buffer), async_op=True)
+            summed: torch.futures.Future[list[Tensor]] = work.get_future()
         except RuntimeError as error:  # a group of which another collective has failed
             self._failed = error
             summed = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)

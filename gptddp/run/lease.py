@@ -21,7 +21,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +163,10 @@ class Claim:
         """May the lease that was read be taken away? Says what is waited for."""
         lease, now = lease_file.parse(seen[0]), time.monotonic()
         own = lease is not None and self._patient and lease["pid"] == self._me["pid"]
-        if lease and not own and (
-            lease["owner"] in self.follows or lease_file.is_over(lease, self._me)
+        if (
+            lease
+            and not own
+            and (lease["owner"] in self.follows or lease_file.is_over(lease, self._me))
         ):
             return True
         if self._seen is None:
@@ -215,12 +217,16 @@ class Claim:
         return lease is not None and lease["holder"] == self._me["holder"]
 
 
-def is_theirs(run: Path, lives: Iterable[str]) -> bool:
-    """Is the run's lease that of one of these lives, or nobody's? Raises OSError.
+def inherit(path: Path, dead: Mapping[str, Any]) -> Lease:
+    """The lease of a process that is gone, for one that ends its work and then releases it.
 
-    With the lives of a pod (`known_lives.noted()`): has no other job, and no life that the pod was
-    not in, the run? One that has died counts until its lease is taken over.
+    `dead`: what that process had in the file. So a life that begins on this machine waits for it.
+    Raises Superseded where the run is another's by now, OSError.
     """
-    seen = lease_file.read(run / LEASE)
+    seen = lease_file.read(path)
     lease = lease_file.parse(seen[0]) if seen else None
-    return seen is None or (lease is not None and lease["owner"] in frozenset(lives))
+    if seen and lease and lease["holder"] == dead["holder"]:
+        mine = lease_file.lease_of(lease.get("job"), lease["owner"])
+        if lease_file.remove_if_unchanged(path, seen) and lease_file.create(path, mine):
+            return Lease(path, mine)
+    raise Superseded(f"{lease_file.describe(lease)} has taken over the run")

@@ -101,7 +101,7 @@ class Owners:
             self.phases = phases
 
     def _next(self, start: Mapping[str, Any], redo_until: int = 0) -> None:
-        """The life or world before is over: its seconds, and those until this, have their owners."""
+        """What was before is over: its seconds, and those until this, have their owners."""
         began = float(start["time"]) - float(start.get("seconds") or 0.0)
         # a launcher that is still there has stopped its workers for pods that come or go
         same_job = bool(start.get("restarts") or start.get("goes_on"))

@@ -40,7 +40,8 @@ def agree(
     """All ranks: one small all-reduce before the step, so that no decision is taken alone.
 
     `said`: stop, late, news and save of this rank; `of_0`: generation, logged and train_s, which
-    count on rank 0. With it go the clocks of all ranks, and the memory that they have held, into `spent`.
+    count on rank 0. With it go the clocks of all ranks, and the memory that they have held, into
+    `spent`.
 
     The fingerprint travels as two halves, because a sum of int64 may not overflow. The seconds
     travel as whole microseconds: so all ranks make the same float of them, and the same rate.

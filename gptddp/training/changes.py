@@ -78,8 +78,8 @@ def check_same_data(found: Sequence[Any], names: Sequence[str]) -> None:
         for what, mine in found[0].items():
             if isinstance(theirs, dict) and theirs.get(what) != mine:
                 raise DataError(
-                    f"{name} has another {what} than {names[0]} ({theirs.get(what)!s:.24} instead of "
-                    f"{mine!s:.24}), so its steps would be others: give all ranks the same "
+                    f"{name} has another {what} than {names[0]} ({theirs.get(what)!s:.24} instead "
+                    f"of {mine!s:.24}), so its steps would be others: give all ranks the same "
                     "data, and the same image or environment"
                 )
 

@@ -12,13 +12,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from gptddp.checkpoint import store
-from gptddp.checkpoint.layout import Staging
 from gptddp.checkpoint.load import load_step
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.distributed.waiting import Tell
-from gptddp.errors import CheckpointError, ConfigError, Unusable
+from gptddp.errors import CheckpointError, ConfigError
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
 from gptddp.run.branches import about, asks_for_another
@@ -101,9 +100,9 @@ def _commit(
     writer.read_back = False  # the life that takes it up reads all of it
     began = time.monotonic()
     writer.wrote = lambda: tell(f"saving {loaded.name} anew, for {time.monotonic() - began:.0f} s")
-    staging = Staging(loaded.tensors)
-    writer.save_bytes(loaded.step, staging.layout, staging.fill(loaded.tensors), loaded.meta)
-    if isinstance(writer.failure, Unusable):
+    writer.submit(loaded.step, loaded.tensors, loaded.meta, anew=True)
+    writer.wait()
+    if isinstance(writer.failure, CheckpointError):
         raise CheckpointError(f"{loaded.name} cannot be saved anew: {writer.failure}")
     if writer.failure:
         raise writer.failure

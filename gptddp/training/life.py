@@ -109,7 +109,8 @@ class Life:
     @contextmanager
     def guard(self) -> Iterator[None]:
         """Around all of it: rows are read, and how the life ends is recorded, see guard.py."""
-        self.rows = Rows(self.dataset, self.config, self.world, self.progress.data)
+        data = self.progress.data if self._state else None
+        self.rows = Rows(self.dataset, self.config, self.world, data)
         try:
             with self._guard.around():
                 if not self.step:  # a mistake is told at once; a recovery must not wait for them
@@ -138,7 +139,9 @@ class Life:
         fp = check_replicas(tensors, self.step, self.world)  # all ranks
         self.progress.confirm(fp, self.origin.source)
         self.live.is_whole = True
-        self.machines = self.world.gather(machine(self.world.device))  # all ranks
+        self.machines = sorted(
+            set(map(str, self.world.gather(machine(self.world.device))))
+        )  # all ranks
         if self.recorder:
             self.recorder.begin(tensors, net.n_params(), self.progress, self.machines)
         pending = self.recorder.ledger.pending if self.recorder else None

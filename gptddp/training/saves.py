@@ -4,6 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,13 @@ class Saves:
             keep_every=c.keep_every,
             before_commit=log.sync,  # and the ledger before it
             fence=lease.check,
+            left=self._left,
         )
         self._origin, self._lease, self._events = origin, lease, events
-        self._books = (self.writer, ledger, log)
+        self._ledger, self._log = ledger, log
         self._every_s = c.checkpoint_every
         self._patience_s = min(60.0, max(1.0, 2 * c.checkpoint_every))
         self._saved_at = time.monotonic()
-        self._saving: dict[int, Mapping[str, Any]] = {}  # what the ledger is to have of them
         self._watching = threading.Lock()
 
     def begin(self, tensors: Mapping[str, Tensor], recorded: Summary) -> None:
@@ -57,20 +58,25 @@ class Saves:
             since = recorded.began_time if step is None else recorded.saved_time
             self._events.emit("newest", step=step, since=since)
             self._saved_at -= unsaved_s(recorded)
-        self.writer.prepare(tensors)  # its buffer now, so that no step has to wait for it
+        with suppress(OSError):  # the first save says it
+            self.writer.prepare(tensors)  # now, so that no step has to wait for it
 
     def is_due(self, within_s: float = math.inf) -> bool:
-        """Is it time for a checkpoint, within so many seconds of the last, and none being written?"""
+        """Is it time for a checkpoint, at most so long after the last, and is none being written?"""
         age_s = time.monotonic() - self._saved_at
         return age_s >= min(self._every_s, within_s) and not self.writer.busy
 
     def save(
         self, tensors: Mapping[str, Tensor], progress: Progress, known: Mapping[str, Any]
     ) -> None:
-        """Stage a copy and let the writer's thread commit it; the caller goes on at once."""
+        """Stage a copy and let the saver commit it; the caller goes on at once."""
         self._saved_at = time.monotonic()
-        self._saving[progress.step] = known
-        self.writer.submit(progress.step, tensors, progress.to_meta())
+        self.writer.submit(progress.step, tensors, progress.to_meta(), known)
+
+    def _left(self) -> dict[str, Any]:
+        """What the saver needs to end a save alone; see `Writer`."""
+        events, lines = self._ledger.pending(), self._log.pending()
+        return {"lease": self._lease.me, "events": events, "lines": lines}
 
     def save_last(
         self,
@@ -99,13 +105,12 @@ class Saves:
         """
         with self._watching:
             while saved := self.writer.poll():
-                known = self._saving.pop(saved.step, {})
                 if saved.error:
                     self._events.emit("checkpoint", step=saved.step, error=saved.error)
                 else:
-                    self._events.emit("checkpoint", **saved.committed(), **known)
-            troubles = (it.trouble(self._patience_s) for it in self._books)
-            trouble = next(filter(None, troubles), None)
+                    self._events.emit("checkpoint", **saved.committed())
+            books = self.writer, self._ledger, self._log
+            trouble = next(filter(None, (it.trouble(self._patience_s) for it in books)), None)
             if bool(trouble) != bool(self.trouble):
                 self._events.emit("storage", fails=bool(trouble), trouble=trouble)
             self.trouble = trouble

@@ -20,16 +20,14 @@ import torch
 
 from gptddp.distributed import pulse
 from gptddp.distributed.connect import FIRST_TIMEOUT_S
-from gptddp.distributed.hardware import machine
 from gptddp.distributed.lost import is_lost_peer
 from gptddp.distributed.members import LeaseAsked, Out, View
-from gptddp.distributed.replicas import state_fp
-from gptddp.errors import BadMessage, ConfigError, Diverged, LifeLost, LostPeer, Stopped
+from gptddp.errors import BadMessage, LifeLost, Stopped
 from gptddp.model.sums import Sums
 from gptddp.run import moves
 from gptddp.run.lease import Lease
-from gptddp.run.progress import Progress
 from gptddp.training.begin import introduction
+from gptddp.training.compare import compare
 from gptddp.training.takeover import Proof, Takeover
 
 if TYPE_CHECKING:
@@ -86,14 +84,16 @@ class Worlds:
 
     def _is_entered(self) -> bool:
         """Enter the newest world; False where it is over before that."""
+        life = self._life
         try:
-            moved = self.ends or not self._life.live.is_whole  # the second: it has just come
+            moved = self.ends or not life.live.is_whole  # the second: it has just come
             if moved:
                 self._form()
-                self._compare()
-            self._life.go_on(moved)
+                books = life.recorder is not None or self.takeover is not None
+                self._tell(*compare(life, self._sums.layout(), books))
+            life.go_on(moved)
             if members := self._world.members:
-                members.post("origin", introduction(self._life))
+                members.post("origin", introduction(life))
                 members.status("going")
                 view = self._world.view
                 assert view
@@ -113,6 +113,8 @@ class Worlds:
         self._noticed = self._noticed or time.monotonic()
         self._life.clock.enter("other")
         pulse.allow(FIRST_TIMEOUT_S)
+        if not self._life.live.is_whole and self._world.members:
+            self._world.members.status("warm")
         view = self._newest()
         self._number = view.number
         self._how |= {it.id: it.how for it in view.gone}
@@ -138,8 +140,8 @@ class Worlds:
                     members.answer(found, True)
             elif since and time.monotonic() - since > _BROKEN_S:
                 since = 0.0
-                if self._life.live.is_whole:
-                    members.broken(self._number)
+                if self._life.live.is_whole and self._world.view:
+                    members.broken(self._world.view)
                 elif not members.is_going:
                     raise LifeLost("there is no world any more to come into")
 
@@ -155,59 +157,6 @@ class Worlds:
         self._world.members.rejoin()
         self._number, self._proof = 0, None
         self._life.live.is_whole = False
-        self._world.members.status("warm")
-
-    def _compare(self) -> None:
-        """All ranks: compare what each has, and give the newest state to those that lack it.
-
-        Raises Diverged; LifeLost where no rank has a state; ConfigError on a rank that would add
-        up its gradients in another order.
-        """
-        life, world = self._life, self._world
-        step = life.step if life.live.is_whole else -1
-        fp = state_fp(life.tensors) if step >= 0 else 0
-        books = life.recorder is not None or self.takeover is not None
-        mine = step, fp, self._sums.layout(), life.generation, int(books), machine(world.device)
-        rows = world.gather(mine)  # all ranks
-        if [[type(it) for it in row] for row in rows] != [[*[int] * 5, str]] * len(rows):
-            raise BadMessage("a rank", f"{rows!r:.80} for the state that it has")
-        steps, fps, layouts, generations, have_books, machines = zip(*rows, strict=True)
-        life.machines = [*machines]
-        newest = max(steps)
-        if newest < 0:
-            raise LifeLost("no rank is left that has the state")
-        have = [rank for rank, it in enumerate(steps) if it == newest]
-        if len({fps[rank] for rank in have}) > 1:
-            raise Diverged({rank: fps[rank] for rank in have}, newest, world.names)
-        if layouts[world.rank] != layouts[have[0]]:
-            raise ConfigError("this process would add up its gradients in another order")
-        if len({*layouts}) > 1:
-            raise LostPeer("a rank that has come does not fit")
-        life.generation = max(generations)
-        if len(have) < world.world_size:
-            self._hand_over(have[0], step == newest, fps[have[0]])
-        self._tell(have[0], is_new=not have_books[0])
-
-    def _hand_over(self, giver: int, has_it: bool, fp: int) -> None:
-        """All ranks: the state of the rank `giver`, and what goes with it."""
-        life, world = self._life, self._world
-        if not has_it:
-            life.live.is_whole = False
-        world.broadcast(life.tensors.values(), giver)  # all ranks
-        about = [life.progress.to_meta(), life.line, *life.live.kept()] if has_it else None
-        about = world.broadcast_value(about, giver)  # all ranks
-        if has_it:
-            return
-        try:
-            meta, line, lines, events = about
-            vars(life.progress).update(vars(Progress.from_meta(meta)))
-            life.line = dict(line)
-            life.live.take_over({it["step"]: it for it in lines}, list(events))
-        except (LookupError, TypeError, ValueError, OverflowError):
-            raise BadMessage(world.names[giver], f"{about!r:.80} for its state") from None
-        if (mine := state_fp(life.tensors)) != fp:
-            raise Diverged({giver: fp, world.rank: mine}, life.step, world.names)
-        life.live.is_whole = True
 
     def _tell(self, giver: int, is_new: bool) -> None:
         """All ranks: what has become of the world, for the books; rank 0 may be new to them."""
@@ -257,7 +206,9 @@ class Worlds:
         life = self._life
         end = {it: event[it] for it in ("time", "generation", "step", "at", "phases", "since_s")}
         cause = f"after step {event['step']}: {moves.lost(event)}"
-        life.live.keep_event({"event": "end", **end, "cause": cause, "survived": True}, life.step)
+        end |= {"event": "end", "cause": cause, "survived": True}
+        if not any(it["event"] == "end" for it in life.live.events):
+            life.live.keep_event(end, life.step)
         if self._world.rank == 0:
             lease, self._lease = self._lease, None
             self.takeover = Takeover(life, event, lease, follows=view.by != "lease")
@@ -357,4 +308,3 @@ class Worlds:
             if not self._world.all_reduce(waits).item():  # all ranks
                 return
             time.sleep(_POLL_S)
-

@@ -1,7 +1,4 @@
-"""The launcher of a real pod, one a loopback address: what ends its worker, and what ends itself.
-
-What a kill costs the others is in tests/faults.
-"""
+"""Real launchers, one a loopback address, that are killed at the worst places, with a toy worker."""
 
 import os
 import signal
@@ -11,30 +8,33 @@ from pathlib import Path
 
 import pytest
 from support import ledgers
-from support.launchers import Training
+from support.launchers import Job
 from support.processes import alive, children
 from support.waiting import until
 
-FLAGS = ("--steps", "100000", "--checkpoint-every", "3600")
-
 
 @pytest.fixture(scope="module")
-def running(corpus, tmp_path_factory) -> Iterator[Training]:
-    job = Training(tmp_path_factory.mktemp("launch") / "job", corpus, 3, 1, 1, *FLAGS)
+def running(tmp_path_factory) -> Iterator[Job]:
+    job = Job(tmp_path_factory.mktemp("launch") / "job", pods=3, slot=1, fewest=2)
     yield job
     job.close()
 
 
 @pytest.fixture
-def job(running: Training) -> Training:
+def job(running: Job) -> Job:
     """A job of three pods that is under way, whatever the test before has done to it."""
     running.whole()
     return running
 
 
-def survivors(job: Training, *gone: int) -> None:
-    """The launchers of all other pods are the processes that they were."""
-    assert [i for i, pod in job.pods.items() if pod.poll() is not None and i not in gone] == []
+def survivors(job: Job, workers: dict[int, int]) -> None:
+    """These workers, by pod, are the processes that they were, and so are their launchers."""
+    assert {i: job.worker(i) for i in workers} == workers and all(map(alive, workers.values()))
+    assert [i for i in workers if job.pods[i].poll() is not None] == []
+
+
+def workers_but(job: Job, lost: int) -> dict[int, int]:
+    return {i: job.worker(i) for i in job.pods if i != lost}
 
 
 def test_a_signal_to_every_process_of_a_pod_leaves_the_worker_its_time(job):
@@ -44,17 +44,30 @@ def test_a_signal_to_every_process_of_a_pod_leaves_the_worker_its_time(job):
     os.kill(server, signal.SIGTERM)
     job.goes_on(3)
     assert alive(server) and job.worker(1) == worker and job.log(1) == before
-    survivors(job)
 
 
-def raises(job: Training) -> None:
-    """An exception is printed with its rank, once."""
-    job.order(1, "fail")
-    until(lambda: "Traceback" in job.log(1), "the traceback")
-    assert job.log(1).count("RuntimeError: told to raise") == 1
+def killed(job: Job) -> None:
+    os.kill(job.worker(1), signal.SIGKILL)
 
 
-def without_server(job: Training) -> None:
+def raises(job: Job) -> None:
+    """An exception is printed with its traceback, once."""
+    seen = job.log(1).count("RuntimeError: the toy was told to raise")
+    job.order(1, "raise")
+    until(lambda: job.log(1).count("RuntimeError: the toy was told to raise") == seen + 1)
+
+
+def crashes(job: Job) -> None:
+    """The launcher counts it, as the worker cannot."""
+    job.order(1, "crash")
+    until(lambda: "its process died of SIGSEGV" in job.log(1), "the crash")
+    (fault,) = (job.folder / "faults").iterdir()
+    assert (
+        "its process died of SIGSEGV" in fault.read_text() and '"pod": "pod-1"' in fault.read_text()
+    )
+
+
+def without_server(job: Job) -> None:
     """Without the process that forks the workers, the pod makes a new one."""
     old = job.worker(1)
     server = int(Path(f"/proc/{old}/stat").read_text().rpartition(")")[2].split()[1])
@@ -63,72 +76,160 @@ def without_server(job: Training) -> None:
     until(lambda: not alive(old), "the old worker's end", timeout_s=5)
 
 
-@pytest.mark.parametrize("harm", [raises, without_server])
-def test_a_worker_that_is_lost_is_replaced(job, harm):
-    """After it all three step on, and no launcher has ended, nor another worker."""
-    old, others = job.worker(1), (job.worker(0), job.worker(2))
+@pytest.mark.parametrize(
+    ("harm", "how"),
+    [
+        (killed, "its process died of SIGKILL); it is started again in 0 s"),
+        (raises, "its process ended with exit code 1); it is started again in 0.5 s"),
+        (crashes, "its process died of SIGSEGV); it is started again in 1 s"),
+        (
+            without_server,
+            "it died with the server that it was forked from); it is started again in",
+        ),
+    ],
+)
+def test_a_worker_that_is_lost_is_replaced(job, harm, how):
+    """At once if it was killed, and its launcher says how it ended; the others' workers are the
+    same processes."""
+    old, others = job.worker(1), workers_but(job, 1)
     harm(job)
     until(lambda: job.worker(1) != old, "a new worker")
     job.goes_on(3)
-    survivors(job)
-    assert (job.worker(0), job.worker(2)) == others
+    survivors(job, others)
+    assert f"gptddp.launch: the worker is lost ({how}" in job.log(1)
+
+
+def test_no_semaphore_of_a_pod_that_is_killed_is_left(job):
+    """As there is none at any time: neither the worker nor its launcher has one."""
+    for pid in (job.worker(1), job.pods[1].pid):
+        assert "/dev/shm/sem." not in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.parametrize("which", [2, 0, 0], ids=["pod", "endpoint", "endpoint again"])
+def test_a_killed_launcher_takes_its_worker_along_and_can_come_back(job, which):
+    """Nothing of a pod outlives SIGKILL of its launcher, and a new one takes its place; the others'
+    workers live on, also where it was the one that the endpoint names."""
+    worker, others = job.worker(which), workers_but(job, which)
+    job.pods[which].kill()
+    job.pods[which].wait()
+    until(lambda: not alive(worker), "the orphan's end", timeout_s=5)
+    job.goes_on(2)
+    job.start(which)
+    until(lambda: job.worker(which) != worker, "a new worker")
+    job.goes_on(3)
+    survivors(job, others)
+
+
+def test_sigterm_stops_one_pod_and_the_others_go_on_without_it(job):
+    """The stopped pod ends with 143, not 0; two workers step on, and three when it is back."""
+    worker, others = job.worker(2), workers_but(job, 2)
+    job.pods[2].terminate()
+    assert job.exit_code(2) == 143
+    assert not alive(worker)
+    job.goes_on(2)
+    survivors(job, others)
 
 
 def test_a_final_error_ends_its_pod_with_its_code_and_message(job):
     """The trainer's exit code 2 is the container's, and its message the last line."""
+    others = workers_but(job, 1)
     job.order(1, "final")
     assert job.exit_code(1) == 2
-    assert job.log(1).splitlines()[-1].endswith("told that the data is bad")
-    assert job.log(1).count("the data is bad") == 1
+    last = job.log(1).splitlines()[-1]
+    assert last == "gptddp.launch: rank 0: the toy was told that its data is bad"
+    assert job.log(1).count("its data is bad") == 1
     job.goes_on(2)
-    survivors(job, 1)
+    survivors(job, others)
 
 
 def test_a_final_error_after_sigterm_is_not_lost(job):
     """A worker that meets one while its pod is being stopped is heard, and the pod ends with 2."""
+    others = workers_but(job, 2)
     job.order(2, "spoil")
     job.pods[2].terminate()
     assert job.exit_code(2) == 2
-    assert job.log(2).count("bad data at the end") == 1
+    assert job.log(2).count("the toy found bad data at its end") == 1
     job.goes_on(2)
-    survivors(job, 2)
+    survivors(job, others)
 
 
-def test_the_end_does_not_wait_for_a_pod_that_is_gone(corpus, tmp_path):
+def test_the_end_does_not_wait_for_a_pod_that_is_gone(job):
     """One launcher dies after the last step: its peers end with 0, and so does its successor."""
-    job = Training(tmp_path / "job", corpus, 3, 2, 1, "--steps", "5")
-    try:
-        job.order(2, "vanish")
-        job.start(0, 1, 2)
-        assert job.exit_code(2) == -signal.SIGKILL
-        assert [job.exit_code(i) for i in (0, 1)] == [0, 0]
-        job.start(2)
-        assert job.exit_code(2) == 0
-        assert [line["step"] for line in job.steps()] == [1, 2, 3, 4, 5]
-    finally:
-        job.close()
+    job.order(2, "vanish")
+    (job.folder / "end").touch()
+    assert job.exit_code(2) == -signal.SIGKILL
+    assert [job.exit_code(i) for i in (0, 1)] == [0, 0]
+    job.start(2)
+    assert job.exit_code(2) == 0
+
+
+def waiting_alone(folder: Path, slot: int) -> Job:
+    """A pod that waits for others which never come."""
+    job = Job(folder, pods=2, slot=slot, fewest=2)
+    job.start(slot % 2)
+    return job
 
 
 @pytest.mark.parametrize(("slot", "number"), [(3, signal.SIGTERM), (4, signal.SIGINT)])
-def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(corpus, tmp_path, slot, number):
-    """As it waits for others a signal ends a pod with 128 + its number, the run's end another with
-    0; whether it has the endpoint or looks for it."""
-    who = slot % 2
-    stopped, ended = (
-        Training(tmp_path / name, corpus, 2, slot + more, 2, "--steps", "1000000")
-        for name, more in (("stopped", 0), ("ended", 2))
-    )
+def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot, number):
+    """For the others: a signal ends a pod with 128 + its number, the run's end another with 0."""
+    stopped = waiting_alone(tmp_path / "stopped", slot)
+    ended = waiting_alone(tmp_path / "ended", slot + 2)
     try:
         for job in (stopped, ended):
-            job.start(who)
-        for job in (stopped, ended):
-            until((job.folder / f"pod-{who}.pid").exists, "its worker")
+            pid = job.pods[slot % 2].pid
+            # the resource tracker and the warm server
+            until(lambda pid=pid: len(children(pid)) > 1, "both")
         time.sleep(1.0)
-        stopped.pods[who].send_signal(number)
+        stopped.pods[slot % 2].send_signal(number)
         stop = {"event": "stop", "step": 1000000, "cause": "steps"}
         ledgers.begun(ended.folder, {"steps": 1000000}, stop)
-        assert stopped.pods[who].wait(20) == 128 + number
-        assert ended.pods[who].wait(20) == 0
+        assert stopped.pods[slot % 2].wait(20) == 128 + number
+        assert ended.pods[slot % 2].wait(20) == 0
     finally:
         stopped.close()
         ended.close()
+
+
+class TwoWorkers(Job):
+    def operator_env(self, i: int) -> dict[str, str]:
+        return super().operator_env(i) | {"PET_NPROC_PER_NODE": "2"}
+
+    def workers(self, i: int) -> list[int]:
+        return [int((self.folder / f"pod-{i}{name}.pid").read_text()) for name in ("", "-1")]
+
+
+@pytest.fixture
+def doubled(tmp_path):
+    job = TwoWorkers(tmp_path / "job", pods=2, slot=8, fewest=1)
+    job.start(0, 1)
+    job.goes_on(4)
+    yield job
+    job.close()
+
+
+def test_a_worker_of_two_in_a_pod_is_replaced_alone(doubled):
+    """Its sibling is the process that it was; and each has a launcher of its own."""
+    (killed, sibling), others = doubled.workers(0), doubled.workers(1)
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: doubled.workers(0)[0] != killed, "a new worker")
+    doubled.goes_on(4)
+    assert doubled.workers(0)[1] == sibling and doubled.workers(1) == others
+    assert len(children(doubled.pods[0].pid)) == 2
+
+
+def test_a_pod_with_two_workers_ends_as_its_launchers_do(doubled):
+    """Stopped: both workers stop, and 143; an error of one: the other's time to stop, and its code;
+    killed: both die."""
+    doubled.pods[1].terminate()
+    assert doubled.exit_code(1) == 143
+    doubled.goes_on(2)
+    doubled.start(1)
+    doubled.goes_on(4)
+    doubled.order(1, "final")
+    assert doubled.exit_code(1) == 2
+    assert doubled.log(1).count("its data is bad") == 1
+    doubled.goes_on(2)
+    workers = doubled.workers(0)
+    doubled.pods[0].kill()
+    until(lambda: not any(map(alive, workers)), "the orphans' end", timeout_s=5)

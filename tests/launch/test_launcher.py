@@ -73,12 +73,11 @@ def test_help_is_printed(python):
 
 
 def test_the_launcher_does_not_start_on_another_torch(python):
-    """Exit code 2 and one line, before the pod looks for its peers."""
-    hide = (
-        "from torch.distributed.elastic.rendezvous import dynamic_rendezvous as d; del d._delay; "
-    )
-    code, out, err = ended(python(hide + LAUNCH, env=ENV))
-    assert (code, out) == (2, "") and "dynamic_rendezvous._delay" in err and err.count("\n") == 1
+    """Exit code 2 and one line, before a worker begins."""
+    hide = "import torch.distributed.distributed_c10d as it; del it._get_default_store; "
+    env = ENV | {"GPTDDP_RENDEZVOUS_KEY": "launcher" * 8}
+    code, out, err = ended(python(hide + LAUNCH, env=env))
+    assert (code, out) == (2, "") and "._get_default_store" in err and err.count("\n") == 1
 
 
 def test_sigterm_ends_it_while_it_imports(python):

@@ -9,10 +9,8 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as td
 from support import forked
@@ -21,16 +19,13 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gptddp.config import Config, with_preset
-from gptddp.data.lanes import owned
 from gptddp.distributed.replicas import state_fp
 from gptddp.model import gpt, optim, sums
 from gptddp.model.buckets import settle
 from gptddp.run.progress import Progress
 from gptddp.train import forward_backward
 
-MEMBER = (
-    "import sys; from model.test_buckets import member_main; member_main(*sys.argv[1:3], sys.argv[3])"
-)
+MEMBER = "import sys; from model.test_buckets import member_main; member_main(*sys.argv[1:])"
 STEPS = 8
 # member: the step (from 0) in whose backward pass it ends; the world before it has one more
 DIES = {2: 2, 0: 4, 3: 6}
@@ -59,15 +54,18 @@ class Group:
     def __init__(self, folder: Path, me: int) -> None:
         self.folder, self.me, self.calls = folder, me, 0
         self.rank, self.world_size, self.device = 0, 1, torch.device("cpu")
+        store = td.FileStore(str(folder / "addresses"), -1)
         td.init_process_group(
-            "gloo", store=td.HashStore(), rank=0, world_size=1, enable_reconfigure=True
+            "gloo", store=store, rank=me, world_size=len(DIES) + 1, enable_reconfigure=True
         )
         self.alone()
 
     def alone(self) -> None:
         """A world of this one: its connections are closed, which frees its neighbours."""
         self.calls += 1
-        c10d._reconfigure(1000 * (1 + self.me) + self.calls, [c10d._get_reconfigure_handle()]).wait()
+        c10d._reconfigure(
+            1000 * (1 + self.me) + self.calls, [c10d._get_reconfigure_handle()]
+        ).wait()
         self.rank, self.world_size = 0, 1
 
     def form(self, number: int) -> None:
@@ -109,37 +107,36 @@ def member_main(folder: str, me: str, kind: str) -> None:
         last = dict(net.named_parameters())["blocks.0.attn.qkv.weight"]
 
         def die(_: torch.Tensor) -> None:
-            if len(states) == DIES[int(me)] and made._buckets:
+            if len(states) == DIES[int(me)] and ddp.require_backward_grad_sync:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         last.register_hook(die)
-    state, number, loader = None, 0, None
+    state, number = None, 0
     world.form(0)
-    while progress.step < STEPS:
-        where = {"rank": world.rank, "world_size": world.world_size}
-        with open_loader(corpus(), batch=c.batch, state=state, **where) as loader:
+    where = {"rank": world.rank, "world_size": world.world_size}
+    with open_loader(corpus(), batch=c.batch, **where) as loader:
+        while progress.step < STEPS:
             try:
-                while progress.step < STEPS:
-                    batch = loader.next()
-                    targets = int(world.all_reduce(torch.tensor(batch.targets)))
-                    optimizer.set_lr(c, progress)
-                    forward_backward(ddp, batch, targets, progress.step, c, world, made)
-                    optimizer.prepare()
-                    cursors = world.all_reduce(torch.from_numpy(batch.cursors)).numpy()
-                    optimizer.step()
-                    made.settle()
-                    optimizer.zero_grad()
-                    state = loader.state(cursors)
-                    progress = replace(progress, step=progress.step + 1)
-                    tensors = optim.state_tensors(net, optimizer) | made.tensors()
-                    states.append(state_fp(tensors))
+                batch = loader.next()
+                targets = int(world.all_reduce(torch.tensor(batch.targets)))
+                optimizer.set_lr(c, progress)
+                forward_backward(ddp, batch, targets, progress.step, c, world, made)
+                optimizer.prepare()
+                cursors = world.all_reduce(torch.from_numpy(batch.cursors)).numpy()
             except RuntimeError as error:
-                print(f"member {me}, step {progress.step}: {error}", flush=True)
                 assert "gloo" in str(error)
                 optimizer.zero_grad()
                 number += 1
                 world.alone()
                 world.form(number)
+                loader.move(world.rank, world.world_size, state)
+                continue
+            optimizer.step()
+            made.settle()
+            optimizer.zero_grad()
+            state = loader.state(cursors)
+            progress = replace(progress, step=progress.step + 1)
+            states.append(state_fp(optim.state_tensors(net, optimizer) | made.tensors()))
     assert made.layout() == layout
     (Path(folder) / f"{me}.found").write_text(json.dumps([layout, states]))
     time.sleep(0.2)

@@ -31,15 +31,14 @@ class FakeMesh:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        self._server.close()
-        for it in list(self.members.values()):
-            it.close()
+        for it in (self._server, *self.members.values()):
+            it.shutdown(socket.SHUT_RDWR)  # its thread closes it
 
-    def wait(self, found: Any, limit_s: float = 30.0) -> Any:
+    def wait(self, found: Any, limit_s: float = 30.0, why: Any = str) -> Any:
         """What `found()` is as soon as it is true; an AssertionError after `limit_s`."""
         with self.changed:
             value = self.changed.wait_for(found, limit_s)
-        assert value, "it has not come"
+        assert value, f"it has not come\n{why()}"
         return value
 
     def by_pod(self, *pods: str) -> list[str]:
@@ -73,14 +72,14 @@ class FakeMesh:
                 self.tell(it, message)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        with self._server, contextlib.suppress(OSError):
             while True:
                 worker, _ = self._server.accept()
                 threading.Thread(target=self._read, args=(worker,), daemon=True).start()
 
     def _read(self, worker: socket.socket) -> None:
         me = ""
-        with contextlib.suppress(OSError), worker.makefile("rb") as lines:
+        with worker, contextlib.suppress(OSError), worker.makefile("rb") as lines:
             for line in lines:
                 with self.changed:
                     me = self._take(me, worker, json.loads(line))

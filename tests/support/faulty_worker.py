@@ -5,9 +5,7 @@ number in it, in that step; with a `+` behind it, in all that follow too.
 """
 
 import itertools
-import multiprocessing
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -18,7 +16,6 @@ import torch
 from gptddp import train
 from gptddp.distributed import connect, pulse
 from gptddp.distributed.process import run
-from gptddp.errors import DataError
 from gptddp.files import write_atomic
 from gptddp.flags import from_args
 from gptddp.training import life, quarantine
@@ -67,16 +64,6 @@ def nan(ddp: Any) -> None:
     handles.append(handle)
 
 
-def fail(ddp: Any) -> NoReturn:
-    """An error of the trainer's own."""
-    raise RuntimeError("told to raise")
-
-
-def final(ddp: Any) -> NoReturn:
-    """An error that no other try can mend."""
-    raise DataError("told that the data is bad")
-
-
 handles: list[Any] = []
 train_state: dict[str, Any] = {}
 
@@ -94,7 +81,7 @@ def ordered(fault: str, step: int) -> bool:
 
 def forward_backward(ddp: Any, batch: Any, targets: int, step: int, *rest: Any) -> Any:
     time.sleep(STEP_S)
-    for fault in (sleep, spin, stick, flip, rot, nan, fail, final):
+    for fault in (sleep, spin, stick, flip, rot, nan):
         if ordered(fault.__name__, step + 1):
             fault(ddp)
     nats = real(ddp, batch, targets, step, *rest)
@@ -114,27 +101,10 @@ def build(*args: Any) -> Any:
     return train_state["optimizer"]
 
 
-def end(life_: life.Life) -> None:
-    if ordered("spoil", 0):
-        raise DataError("bad data at the end")
-    real_end(life_)
-
-
-def main() -> int:
-    code = train.main()
-    if ordered("vanish", 0):  # the pod is lost behind the last step
-        launcher = multiprocessing.parent_process()
-        assert launcher and launcher.pid
-        os.kill(launcher.pid, signal.SIGKILL)
-        time.sleep(60)
-    return code
-
-
-real_end, life.Life.end = life.Life.end, end  # type: ignore[method-assign]
 real, real_build = train.forward_backward, train.optim.build
 train.forward_backward, train.optim.build = forward_backward, build
 real_next_batch, quarantine.next_batch = quarantine.next_batch, next_batch
 
 if __name__ == "__main__":
     write_atomic(RUN / f"{POD}.pid", str(os.getpid()).encode())
-    run(main)
+    run(train.main)

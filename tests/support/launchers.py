@@ -1,5 +1,6 @@
-"""Launchers as the operator would start them, one a loopback address, for tests of real agents."""
+"""Launchers as the operator would start them, one a loopback address, for tests of real ones."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -10,31 +11,32 @@ from support.paths import SUPPORT
 from support.toy import SMALL
 from support.waiting import PATIENCE_S, until
 
-from gptddp.run.history import history, last_step
+from gptddp.run.history import history
 
+TOY = SUPPORT / "toy_worker.py"
 START = (
     "import sys; from gptddp.launch.launcher import main; "
     "from gptddp.distributed.process import exit_now; exit_now(main(sys.argv[2:], sys.argv[1]))"
 )
+QUICK = (  # a new server imports only what the toy needs
+    "from gptddp.launch import forkserver; forkserver.PRELOAD[1:] = []; "
+)
 PORT = 23111  # of the launchers
 KEY = "launchers" * 8
+TOY_FLAGS = ("--steps", "1000000")
 RATE = ("--final-lr", "1")  # the same in a run of any length
 
 
-class Training:
-    """The trainer in `pods` pods, one an address of 127.0.0.0/8; nobody starts them again.
-
-    Files order faults, see `faulty_worker.py`.
-    """
+class Job:
+    """Launchers as the operator would start them, `pods` of them, one an address of 127.0.0.0/8."""
 
     grace_s = 20
-    script = SUPPORT / "faulty_worker.py"
 
     def __init__(
-        self, folder: Path, corpus: Path, pods: int, slot: int, fewest: int, *flags: str
+        self, folder: Path, pods: int, slot: int, fewest: int, script: Path = TOY, *flags: str
     ) -> None:
         self.folder, self.slot, self.nnodes = folder, slot, f"{fewest}:{pods}"
-        self.flags = ("--data", str(corpus), "--eval-every", "1000000", *SMALL, *RATE, *flags)
+        self.script, self.flags = script, flags or TOY_FLAGS
         self.size, self.before = pods, ""  # code that each launcher runs first
         self.prefix = f"127.{10 + os.getpid() % 200}.{slot}"  # two test runs do not meet
         self.pods: dict[int, Forked] = {}
@@ -55,9 +57,10 @@ class Training:
                 "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
             }
             Path(env["GPTDDP_MEMORY"]).mkdir(exist_ok=True)
+            code = (QUICK if self.script == TOY else "") + self.before + START
             given = (str(self.script), "--run-dir", str(self.folder), *self.flags)
             log = self.folder / f"pod-{i}.log"
-            self.pods[i] = fork(self.before + START, *given, env=clean | env, stderr=log)
+            self.pods[i] = fork(code, *given, env=clean | env, stderr=log)
 
     def operator_env(self, i: int) -> dict[str, str]:
         """What the operator tells pod `i` of the others."""
@@ -68,14 +71,16 @@ class Training:
             "PET_RDZV_ID": f"job-{self.slot}",
         }
 
-    def steps(self, first: int | None = None) -> list[dict[str, Any]]:
-        return list(history(self.folder, first))
+    def steps(self) -> list[dict[str, Any]]:
+        log = self.folder / "steps.jsonl"
+        text = log.read_text() if log.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
     def worker(self, i: int) -> int:
         return int((self.folder / f"pod-{i}.pid").read_text())
 
-    def order(self, i: int, what: str, step: str = "") -> None:
-        (self.folder / f"pod-{i}.{what}").write_text(step)
+    def order(self, i: int, what: str) -> None:
+        (self.folder / f"pod-{i}.{what}").touch()
 
     def log(self, i: int) -> str:
         return (self.folder / f"pod-{i}.log").read_text()
@@ -90,29 +95,44 @@ class Training:
     def goes_on(self, world_size: int) -> None:
         """Wait for a step of this many workers, from now on."""
         now = time.time()
-
-        def there() -> bool:
-            lines = self.steps(last_step(self.folder) - 9)
-            return any(it["time"] > now and it["world_size"] == world_size for it in lines)
-
-        until(there, f"a step of {world_size}", why=self.logs)
-
-    def logs(self) -> str:
-        return "\n".join(f"--- {i}\n{self.log(i)[-2000:]}" for i in self.pods)
+        until(
+            lambda: any(
+                line["time"] > now and line["world_size"] == world_size
+                for line in self.steps()[-9:]
+            ),
+            f"a step of {world_size}",
+        )
 
     def exit_code(self, i: int) -> int:
         return self.pods[i].wait(PATIENCE_S)
-
-    def finish(self, code: int = 0) -> list[dict[str, Any]]:
-        """Every line of the log, when all pods have ended with this code."""
-        codes = [self.exit_code(i) for i in self.pods]
-        assert codes == [code] * self.size, self.logs()
-        return self.steps()
 
     def close(self) -> None:
         for pod in self.pods.values():
             pod.kill()
             pod.wait()
+
+
+class Training(Job):
+    """The trainer itself, with the faults that files order: see `faulty_worker.py`."""
+
+    def __init__(
+        self, folder: Path, corpus: Path, pods: int, slot: int, fewest: int, *flags: str
+    ) -> None:
+        script = SUPPORT / "faulty_worker.py"
+        fixed = ("--data", str(corpus), "--eval-every", "1000000", *SMALL, *RATE)
+        super().__init__(folder, pods, slot, fewest, script, *fixed, *flags)
+
+    def steps(self) -> list[dict[str, Any]]:
+        return list(history(self.folder))
+
+    def order(self, i: int, what: str, step: str = "") -> None:
+        (self.folder / f"pod-{i}.{what}").write_text(step)
+
+    def finish(self, code: int = 0) -> list[dict[str, Any]]:
+        """Every line of the log, when all pods have ended with this code."""
+        codes = [self.exit_code(i) for i in self.pods]
+        assert codes == [code] * self.size, "\n".join(map(self.log, self.pods))
+        return self.steps()
 
 
 def undisturbed(folder: Path, corpus: Path, world: int, steps: int) -> list[dict[str, Any]]:
