@@ -8,14 +8,15 @@ commits it once every member has accepted it, and everybody in it takes it from 
   SILENT_S is none: then more than half of those not proven lost have to be in the next view. So it
   is with the last view, and with each proposal that anybody has accepted since, which may have been
   committed. Where that fails, the leader's worker must hold the run's lease first.
-- An agent accepts ascending numbers only, so no number has two views that share a member; and two
-  that share none cannot both have a majority.
-- A first view needs no majority: who begins a life takes the lease. A view of workers that are
-  going ends one of workers that are not, and of two that are going the higher number stays: those
-  who are not in it are *out*, and come back as joiners.
+- An agent accepts ascending numbers only, so two views of one number share no member; and of two
+  that share none only one can have a majority.
+- A first view needs no majority: who begins a life takes the lease. Of two worlds that meet, the
+  one that is going stays; of two views of one world, the higher number. Who is not in it is *out*,
+  and comes back as a joiner.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,10 +39,30 @@ def number(view: Json | None) -> int:
     return view["number"] if view else 0
 
 
+def key(proposal: Json) -> tuple[int, str]:
+    """What makes it that proposal and no other."""
+    return proposal["number"], proposal["leader"]
+
+
 def by_address(row: Json) -> list[Any]:
     """A key that sorts `x-2` before `x-10`."""
-    parts = re.split(r"(\d+)", row["address"])
-    return [int(part) if n % 2 else part for n, part in enumerate(parts)]
+    return [int(p) if n % 2 else p for n, p in enumerate(re.split(r"(\d+)", row["address"]))]
+
+
+def status(row: Json | None) -> str:
+    """Of the worker of an agent; empty where it has none."""
+    return row["member"]["status"] if row and row["member"] else ""
+
+
+def is_member(row: Json) -> bool:
+    """Is the worker of an agent in the view of its row?"""
+    return row["member"] is not None and row["member"]["id"] in ids(row["view"])
+
+
+def _keep(where: dict[str, str], name: str, how: str) -> None:
+    where.setdefault(name, how)
+    while len(where) > KEPT:
+        del where[next(iter(where))]
 
 
 class Views:
@@ -78,14 +99,11 @@ class Views:
         self._seen: list[Any] = []  # the workers that are there, as they were at the last tick
         self._calm_s = self._enough_s = 0.0
 
-    # -- what happens ------------------------------------------------------------------------------
-
-    def attach(self, member: Json | None, how: str = "its process ended") -> None:
+    def attach(self, member: Json | None, how: str) -> None:
         """Another worker, or none, takes the place of the last one, which ended so."""
         if last := self.row["member"]:
-            self._keep(self.row["ended"], last["id"], how)
-        self.row["member"] = member
-        self.out = 0
+            _keep(self.row["ended"], last["id"], how)
+        self.row["member"], self.out = member, 0
 
     def hear(self, row: Json) -> None:
         """A row of another agent; one that is known to be dead is not heard."""
@@ -102,7 +120,7 @@ class Views:
             self.died(dead, how)
 
     def beat(self, agent: str) -> None:
-        """The agent lives, and its row is as it was."""
+        """The agent lives."""
         self._silent_s[agent] = 0.0
 
     def died(self, agent: str, how: str) -> None:
@@ -110,29 +128,26 @@ class Views:
         if agent == self._agent:
             self.is_expelled = True
         elif agent not in self.row["dead"]:
-            self._keep(self.row["dead"], agent, how)
+            _keep(self.row["dead"], agent, how)
             if row := self.rows.pop(agent, None):  # what it last said of its worker is said on
                 for member, end in row["ended"].items():
-                    self._keep(self.row["ended"], member, end)
+                    _keep(self.row["ended"], member, end)
 
     def tick(self, seconds: float) -> None:
         """So much time has passed in which this process was running."""
-        for agent in {*self.rows, *(m["agent"] for m in self._members())} - {self._agent}:
-            self._silent_s[agent] = self._silent_s.get(agent, 0.0) + seconds
-        there = sorted((row["agent"], row["member"]) for row in self._living() if row["member"])
-        self._calm_s = self._calm_s + seconds if there == self._seen else 0.0
-        self._seen = [(agent, dict(member)) for agent, member in there]
-        self._enough_s += seconds
         needed = {member["agent"] for member in self._members()}
-        for agent, silent_s in [*self._silent_s.items()]:
-            if silent_s > 4 * FORGOTTEN_S and agent not in needed:
-                self.rows.pop(agent, None)
-                del self._silent_s[agent]
+        for agent in {*self.rows, *needed} - {self._agent}:
+            self._silent_s[agent] = self.silence(agent) + seconds
+            if self.silence(agent) > 4 * FORGOTTEN_S and agent not in needed:
+                del self.rows[agent], self._silent_s[agent]
+        there = [(row["agent"], dict(row["member"])) for row in self._living() if row["member"]]
+        self._calm_s = self._calm_s + seconds if there == self._seen else 0.0
+        self._seen = there
+        self._enough_s += seconds
 
     def answer(self, number: int, held: bool) -> None:
         """The own worker's answer to `question`."""
-        if held:
-            self._held = number
+        self._held = number if held else self._held
 
     def step(self) -> None:
         """Draw the conclusions from what is known now."""
@@ -142,139 +157,114 @@ class Views:
         self._accept()
         self._commit()
 
-    def _note(self, row: Json) -> None:
-        for one in row["accepted"]:
-            self._known[one["number"], one["leader"]] = one
-        seen = [row["view"], row["proposal"], *row["accepted"]]
-        self._newest = max(self._newest, *map(number, seen))
-
-    # -- what is so --------------------------------------------------------------------------------
+    @property
+    def is_in(self) -> bool:
+        """Is the own worker in `row["view"]`?"""
+        return is_member(self.row)
 
     @property
     def is_going(self) -> bool:
         """Is a worker in a view, of which it or another agent that lives has told?"""
-        living = [r for r in self.rows.values() if self.silence(r["agent"]) < FORGOTTEN_S]
-        return any(self._is_in(row) for row in living)
+        return any(map(is_member, self._living(FORGOTTEN_S)))
 
     @property
-    def lost(self) -> dict[str, str]:
-        """The members of the own view that are known to have ended, and how."""
-        members = self._members() if self.is_in else []
-        return {m["id"]: how for m in members if (how := self._end(m))}
+    def lost(self) -> list[str]:
+        """The members of the own view that are known to have ended."""
+        return [m["id"] for m in self._members() if self._end(m)] if self.is_in else []
 
     @property
     def question(self) -> Json | None:
         """The lease that the own worker is to take, for a proposal that lacks nothing else."""
         mine = self.row["proposal"]
-        how = self._lacks(mine) if mine and mine["number"] != self._held else ""
-        return {"number": mine["number"], "how": how} if how and self._is_accepted(mine) else None
-
-    @property
-    def is_in(self) -> bool:
-        """Is the own worker in `row["view"]`?"""
-        return self._is_in(self.row)
-
-    def _is_in(self, row: Json) -> bool:
-        return row["member"] is not None and row["member"]["id"] in ids(row["view"])
-
-    def _members(self) -> list[Json]:
-        return self.row["view"]["members"] if self.row["view"] else []
+        if mine is None or mine["number"] == self._held or not self._is_accepted(mine):
+            return None
+        how = self._lacks(mine)
+        return {"number": mine["number"], "how": how} if how else None
 
     def silence(self, agent: str) -> float:
         """For how many seconds an agent has not been heard."""
         return self._silent_s.get(agent, 0.0)
 
-    def _living(self) -> list[Json]:
-        return [row for row in self.rows.values() if self.silence(row["agent"]) < SILENT_S]
+    def _living(self, limit_s: float = SILENT_S) -> list[Json]:
+        return [row for row in self.rows.values() if self.silence(row["agent"]) < limit_s]
 
-    def _status(self, row: Json | None) -> str:
-        return row["member"]["status"] if row and row["member"] else ""
+    def _members(self) -> list[Json]:
+        return self.row["view"]["members"] if self.row["view"] else []
 
     def _end(self, member: Json) -> str:
         """How a member ended for good; empty where there is no proof."""
-        row = self.rows.get(member["agent"], self.row)
-        end = row["ended"].get(member["id"], "") or self.row["ended"].get(member["id"], "")
-        return end or self.row["dead"].get(member["agent"], "")
+        agent, row = member["agent"], self.rows.get(member["agent"], self.row)
+        how: dict[str, str] = {**self.row["dead"], **self.row["ended"], **row["ended"]}
+        return how.get(member["id"], how.get(agent, ""))
 
     def _proof(self, member: Json) -> str:
         """How a member is lost by its own launcher's word, or for good."""
         row = self.rows.get(member["agent"])
-        is_stopped = row and self._status(row) == "stopped" and row["member"]["id"] == member["id"]
+        is_stopped = row and status(row) == "stopped" and row["member"]["id"] == member["id"]
         return self._end(member) or ("its process is stopped" if is_stopped else "")
-
-    def _keep(self, where: dict[str, str], key: str, how: str) -> None:
-        where.setdefault(key, how)
-        while len(where) > KEPT:
-            del where[next(iter(where))]
-
-    def _hear_each_other(self, one: Json, other: Json) -> bool:
-        """What is not known is not held against them."""
-        a, b = one["agent"], other["agent"]
-        if a == b:
-            return True
-        rows = self.rows.get(a), self.rows.get(b)
-        return all(x is None or y in x["hears"] for x, y in zip(rows, (b, a), strict=True))
 
     def _together(self, members: Iterable[Json]) -> list[Json]:
         """Those who all hear each other: who misses most goes first, of equals the last one."""
         kept = list(members)
         while True:
-            deaf = [sum(not self._hear_each_other(a, b) for b in kept) for a in kept]
-            if not any(deaf):
+            agents, deaf = {member["agent"] for member in kept}, Counter[str]()
+            for agent in agents & self.rows.keys():  # of the others nothing is known
+                missed = agents - {agent} - {*self.rows[agent]["hears"]}
+                deaf.update([*missed, *[agent] * len(missed)])
+            if not deaf:
                 return kept
-            del kept[max(range(len(kept)), key=lambda n: (deaf[n], n))]
+            del kept[max(range(len(kept)), key=lambda n: (deaf[kept[n]["agent"]], n))]
 
-    # -- agreement ---------------------------------------------------------------------------------
+    def _note(self, row: Json) -> None:
+        self._known.update({key(one): one for one in row["accepted"]})
+        seen = [row["view"], row["proposal"], *row["accepted"]]
+        self._newest = max(self._newest, *map(number, seen))
 
     def _adopt(self) -> None:
         """Take the newest view that the own worker is in, or learn that it is out."""
-        member = self.row["member"]
-        if member is None:
-            return
-        for row in self.rows.values():
-            view, mine = row["view"], self.row["view"]
-            if number(view) > number(mine) and member["id"] in ids(view):
-                self._enter(view)
+        member, own = self.row["member"], self.row
+        for row in self.rows.values() if member else ():
+            if number(row["view"]) > number(own["view"]) and member["id"] in ids(row["view"]):
+                self._enter(row["view"])
         if not self.is_in:
             return
-        for row in [r for r in self.rows.values() if self._is_in(r)]:
+        for row in filter(is_member, self.rows.values()):
             if member["id"] not in ids(row["view"]) and self._goes_before(row):
                 self.attach(None, "it was left out of a view")
-                self.out = row["view"]["number"]
+                self.out = number(row["view"])
                 return
 
     def _goes_before(self, row: Json) -> bool:
         """Is the view of this row the one that stays, of it and the own?"""
-        rows, views = (row, self.row), (row["view"], self.row["view"])
-        going = [self._status(one) in ("going", "stopped") for one in rows]
-        if going[0] != going[1] and views[0]["root"] != views[1]["root"]:
+        other, own = row["view"], self.row["view"]
+        going = [status(one) in ("going", "stopped") for one in (row, self.row)]
+        if going[0] != going[1] and other["root"] != own["root"]:
             return going[0]
-        ranks = [(v["number"], len(v["members"]), v["leader"]) for v in views]
+        ranks = [(v["number"], len(v["members"]), v["leader"]) for v in (other, own)]
         return ranks[0] > ranks[1]
 
     def _enter(self, view: Json) -> None:
         self.row["view"], self.row["proposal"] = view, None
         self.row["accepted"] = [p for p in self.row["accepted"] if number(p) > number(view)]
-        self._known = {key: p for key, p in self._known.items() if key[0] > number(view)}
+        self._known = {k: p for k, p in self._known.items() if number(p) > number(view)}
 
     def _propose(self) -> None:
         wanted = self._next() if self.is_in else self._first()
-        mine, base = self.row["proposal"], number(self.row["view"])
+        mine, view = self.row["proposal"], self.row["view"]
+        same = mine and mine["base"] == number(view) and mine["members"] == wanted
         if not wanted:
             self.row["proposal"] = None
-        elif mine is None or mine["base"] != base or ids(mine) != ids({"members": wanted}) or (
-            self._is_refused(mine)
-        ):  # fmt: skip
+        elif not same or self._is_refused(mine):
             self._newest += 1
-            root = f"{self._newest}.{self._agent}"  # the first view that the later ones come from
             self.row["proposal"] = {
                 "number": self._newest,
                 "leader": self._agent,
-                "base": base,
+                "base": number(view),
                 "by": "quorum" if self.is_in else "first",
-                "root": self.row["view"]["root"] if self.is_in else root,
+                # which world it is: the first view that it comes from
+                "root": view["root"] if self.is_in else f"{self._newest}.{self._agent}",
                 "members": wanted,
-                "gone": self._gone(wanted),
+                "gone": self._gone(ids({"members": wanted})),
             }
 
     def _next(self) -> list[Json]:
@@ -284,92 +274,77 @@ class Views:
         there = self._together(there)
         if not there or there[0]["agent"] != self._agent:
             return []
-        rows = [self.rows.get(m["agent"]) for m in there]
-        joiners: list[Json] = []
-        if all(self._status(row) == "going" for row in rows):
-            for row in sorted(self._living(), key=by_address):
-                new = [self._member(row)] if self._status(row) == "warm" else []
-                if new and len(self._together([*there, *joiners, *new])) > len(there + joiners):
-                    joiners += new
-        joiners = joiners[: max(0, self.most - len(there))]
+        rows = [self.rows.get(member["agent"]) for member in there]
+        wanted = there
+        if all(status(row) == "going" for row in rows):
+            for row in sorted((r for r in self._living() if status(r) == "warm"), key=by_address):
+                more = [*wanted, self._member(row)]
+                wanted = more if self._together(more) == more and len(more) <= self.most else wanted
         is_broken = any(row and row["broken"] == number(self.row["view"]) for row in rows)
-        return [*there, *joiners] if len(there) < len(last) or joiners or is_broken else []
+        return wanted if wanted != last or is_broken else []
 
     def _first(self) -> list[Json]:
         """The members of a first view, if this agent leads to it and there are enough."""
-        rows = sorted((r for r in self._living() if self._status(r) == "fresh"), key=by_address)
+        rows = sorted((r for r in self._living() if status(r) == "fresh"), key=by_address)
         there = self._together(map(self._member, rows))
         leads = there and there[0]["agent"] == self._agent and not self.is_going
         if not leads or len(there) < self.least:
             self._enough_s = 0.0
             return []
-        are_late = any(self._status(row) != "fresh" for row in self._living())
-        calm = self._calm_s >= CALM_S and (not are_late or self._enough_s >= STARTING_S)
+        is_ready = all(status(row) == "fresh" for row in self._living())
+        calm = self._calm_s >= CALM_S and (is_ready or self._enough_s >= STARTING_S)
         return there[: self.most] if calm or len(there) >= self.most else []
 
     def _member(self, row: Json) -> Json:
         member = row["member"]
         return {"id": member["id"], "pod": member["pod"], "agent": row["agent"]}
 
-    def _gone(self, wanted: list[Json]) -> list[Json]:
-        """Who of the last view is not in the next, and why; and before them those of views before:
-        not everybody has seen each view."""
-        stay = ids({"members": wanted})
-        before = self.row["view"]["gone"] if self.row["view"] else []
-        gone = [m for m in self._members() if m["id"] not in stay]
-        now = [{"id": m["id"], "pod": m["pod"], "how": self._why(m)} for m in gone]
-        return [*before, *now][-KEPT:]
-
-    def _why(self, member: Json) -> str:
-        silent_s = self.silence(member["agent"])
-        quiet = f"its pod was silent for {silent_s:.0f} s" if silent_s >= SILENT_S else ""
-        return self._proof(member) or quiet or "not all of the others can be reached from its pod"
+    def _gone(self, stay: list[str]) -> list[Json]:
+        """Who of the last view is not in the next, and why; and so of the views before it, as not
+        everybody has seen each."""
+        gone = list(self.row["view"]["gone"]) if self.row["view"] else []
+        for member in [m for m in self._members() if m["id"] not in stay]:
+            silent_s = self.silence(member["agent"])
+            quiet = f"its pod was silent for {silent_s:.0f} s" if silent_s >= SILENT_S else ""
+            how = self._proof(member) or quiet or "its pod and another one do not hear each other"
+            gone.append({"id": member["id"], "pod": member["pod"], "how": how})
+        return gone[-KEPT:]
 
     def _is_refused(self, mine: Json) -> bool:
-        for member in mine["members"]:
-            accepted = (
-                self.rows[member["agent"]]["accepted"] if member["agent"] in self.rows else []
-            )
-            highest = max(map(number, accepted), default=0)
-            if highest >= mine["number"] and not self._has(accepted, mine):
-                return True
-        return False
-
-    def _has(self, accepted: list[Json], one: Json) -> bool:
-        return any((p["number"], p["leader"]) == (one["number"], one["leader"]) for p in accepted)
+        """Has a member promised to accept higher numbers only?"""
+        rows = [self.rows.get(member["agent"], {"accepted": []}) for member in mine["members"]]
+        others = [row["accepted"] for row in rows if key(mine) not in map(key, row["accepted"])]
+        return any(number(one) >= number(mine) for accepted in others for one in accepted)
 
     def _accept(self) -> None:
         """Accept the highest proposal that is above all before, and fits what the worker is in."""
-        accepted, status = self.row["accepted"], self._status(self.row)
-        least = max([number(self.row["view"]), *map(number, accepted)])
+        accepted, own = self.row["accepted"], self.row
+        least = max([number(own["view"]), *map(number, accepted)])
         proposals = [row["proposal"] for row in self.rows.values() if row["proposal"]]
         for one in sorted(proposals, key=number, reverse=True):
             if self.is_in:
-                fits = one["by"] == "quorum" and one["base"] == number(self.row["view"])
+                fits = one["by"] == "quorum" and one["base"] == number(own["view"])
             elif one["by"] == "first":
-                fits = status == "fresh" and not self.is_going
+                fits = status(own) == "fresh" and not self.is_going
             else:
-                fits = status == "warm"
-            if fits and number(one) > least and self.row["member"]["id"] in ids(one):
-                others = [p for p in accepted if ids(p) != ids(one)]
-                self.row["accepted"] = [*others, one]
-                self._note(self.row)
+                fits = status(own) == "warm"
+            if fits and number(one) > least and own["member"]["id"] in ids(one):
+                own["accepted"] = [p for p in accepted if ids(p) != ids(one)] + [one]
+                self._note(own)
                 return
 
     def _is_accepted(self, mine: Json) -> bool:
-        agents = [member["agent"] for member in mine["members"]]
-        return all(a in self.rows and self._has(self.rows[a]["accepted"], mine) for a in agents)
+        rows = [self.rows.get(member["agent"]) for member in mine["members"]]
+        return all(row and key(mine) in map(key, row["accepted"]) for row in rows)
 
     def _lacks(self, mine: Json) -> str:
         """What stands against committing: "tie", "minority", or nothing."""
-        if mine["by"] == "first":
-            return ""
         own, worst = ids(mine), ""
-        known = [p for p in self._known.values() if p["leader"] != self._agent]  # else I knew it
-        known = [p for p in known if number(p) > number(self.row["view"])]
-        for base in [self.row["view"], *known]:
+        since = [p for p in self._known.values() if number(p) > number(self.row["view"])]
+        others = [p for p in since if p["leader"] != self._agent]  # ours were not committed
+        for base in [self.row["view"], *others] if mine["by"] == "quorum" else []:
             alive = [m["id"] for m in base["members"] if not self._proof(m)]
-            stay = sum(m in own for m in alive)
+            stay = sum(member in own for member in alive)
             if 2 * stay < len(alive):
                 return "minority"
             worst = "tie" if alive and 2 * stay == len(alive) else worst
@@ -377,11 +352,7 @@ class Views:
 
     def _commit(self) -> None:
         mine = self.row["proposal"]
-        if mine is None or not self._is_accepted(mine):
-            return
-        how = self._lacks(mine)
-        if how and self._held != mine["number"]:
+        if self.question:
             self.row["broken"] = mine["base"]  # the worker leaves its group to answer
-            return
-        view = {key: mine[key] for key in ("number", "leader", "root", "members", "gone")}
-        self._enter({**view, "by": "lease" if how else mine["by"]})
+        elif mine and self._is_accepted(mine):
+            self._enter({**mine, "by": "lease" if self._lacks(mine) else mine["by"]})

@@ -1,4 +1,4 @@
-"""Real launchers, one a loopback address, that are killed at the worst places, with a toy worker."""
+"""Real launchers, one a loopback address, killed at the worst places, with a toy worker."""
 
 import os
 import signal

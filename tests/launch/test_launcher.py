@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 from support import ledgers
-from support.forked import LAUNCH as forked_launch
+from support.launchers import START, TOY
 from support.pod_env import ENV
+from support.processes import free_port
 from support.waiting import until
 
 import gptddp
-from gptddp.launch import worker_script
+from gptddp.distributed.environment import STARTS
+from gptddp.launch import siblings, worker_script
 
 
 @pytest.fixture
@@ -98,15 +100,17 @@ def test_a_launcher_that_waits_for_its_peers_says_that_it_is_alive(forked, tmp_p
     file = tmp_path / "alive"
     file.touch()
     os.utime(file, times=(0, 0))  # as a launcher before this one may have left it
-    env = os.environ | ENV | {"PET_RDZV_ENDPOINT": "127.0.0.1:9", "GPTDDP_ALIVE": str(file)}
-    pod = forked(forked_launch, "--run-dir", str(tmp_path), env=env)
+    env = os.environ | ENV | {"PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}"}
+    env |= {"GPTDDP_ALIVE": str(file), "POD_ADDRESS": "127.0.0.1"}
+    pod = forked(START, str(TOY), "--run-dir", str(tmp_path), env=env)
     until(lambda: file.exists() and file.stat().st_mtime, "its first sign of life")
     first = file.stat().st_mtime
     assert abs(first - time.time()) < 30
     until(lambda: first < file.stat().st_mtime < time.time() + 1, "the next one")
     trains = (
+        "from types import SimpleNamespace as N; "
         "from gptddp.launch.launcher import Launcher, Path; it = Launcher(); "
-        "it.verdict = Path('/none'); it.raise_if_over(joining=False)"
+        "it.verdict, it.mesh = Path('/none'), N(going=True); it.raise_if_over()"
     )
     alone = env | {"GPTDDP_ALIVE": str(tmp_path / "trains")}
     assert forked(trains, env=alone).wait(60) == 0
@@ -119,13 +123,32 @@ def test_a_launcher_that_waits_for_its_peers_says_that_it_is_alive(forked, tmp_p
     assert pod.poll() is None
 
 
+def test_a_pod_of_several_launchers_is_as_alive_as_the_one_that_stands_still(tmp_path, monkeypatch):
+    """And says nothing before all have begun."""
+    alive = tmp_path / "alive"
+    monkeypatch.setattr(siblings, "_POLL_S", 0.01)
+    monkeypatch.setenv("GPTDDP_ALIVE", str(alive))
+
+    def begin(local_rank: int) -> int:
+        time.sleep(0.2 * local_rank)
+        assert not alive.exists()
+        path = Path(os.environ["GPTDDP_ALIVE"])
+        path.touch()
+        os.utime(path, times=(100 + local_rank,) * 2)
+        time.sleep(0.2)
+        return 0
+
+    assert siblings.run(2, begin) == 0
+    assert alive.stat().st_mtime == 100
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_mistake_that_the_workers_find_is_told_once(python, tmp_path, workers):
-    """No dataset: exit code 2 and one line that says so, whatever the number of workers."""
+    """No dataset: exit code 2 and one line of each worker that says so."""
     flags = ["--data", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run")]
     code, out, err = ended(python(LAUNCH, *flags, env={"PET_NPROC_PER_NODE": str(workers)}))
     assert (code, out) == (2, ""), err
-    assert err.count("no such folder") == 1
+    assert 1 <= err.count("no such folder") <= workers
     assert err.splitlines()[-1].startswith("gptddp.launch: rank ")
 
 
@@ -167,11 +190,12 @@ def test_a_trainer_that_cannot_be_imported_ends_the_job_in_its_third_life(
     monkeypatch.setenv("POD_NAME", "demo-worker-0")
     monkeypatch.delattr(gptddp, "train", raising=False)
     monkeypatch.setitem(sys.modules, "gptddp.train", None)
+    starts = tmp_path / STARTS
     for life in range(2):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(life))
+        starts.write_text("+" * (1 + life))
         with pytest.raises(ImportError):  # which `run` prints
             worker_script.main()
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    starts.write_text("+++")
     assert worker_script.main() == 5
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["code"] == 5 and verdict["rank"] == 0

@@ -10,7 +10,7 @@ import time
 import pytest
 from support.mesh_pods import Pod
 
-from gptddp.launch.frames import siblings
+from gptddp.launch.links import siblings
 
 
 def until(what, limit_s=20.0):
@@ -155,7 +155,7 @@ def test_of_two_the_one_that_has_the_lease_goes_on(job):
 
 
 def test_a_stranger_can_neither_join_nor_disturb(job):
-    """A launcher with another key stays alone; a flood of connections and of bytes delays nothing."""
+    """A launcher with another key stays alone; a flood of connections and bytes delays nothing."""
     one = job(2, 1, 3)
     other = one.add(2, key="x" * 32)
     one.agree(one.pods[:2])

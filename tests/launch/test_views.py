@@ -1,4 +1,4 @@
-"""Launchers agree on views, whatever dies, is cut off, is late or joins: simulated, by many seeds."""
+"""Launchers agree on views, whatever dies, is cut off, is late or joins: simulated."""
 
 import heapq
 import itertools
@@ -32,7 +32,7 @@ class Pod:
         views.tick(TICK_S)
         if self.member is None and now >= self.worker_at:
             status = "warm" if views.is_going else "fresh"
-            views.attach({"id": self.sim.fresh("m"), "pod": self.name, "status": status})
+            views.attach({"id": self.sim.fresh("m"), "pod": self.name, "status": status}, "")
         elif self.member and self.member["status"] in ("fresh", "warm") and not self.is_in:
             self.member["status"] = "warm" if views.is_going else "fresh"
         elif self.is_in and now > self.told + 0.3 and self.sim.works(views.row["view"]):
@@ -149,11 +149,12 @@ class Sim:
             working = {}
             for pod in self.pods:
                 view = pod.views.row["view"]
-                if pod.is_in and pod.member["status"] == "going" and self.works(view):
-                    working.setdefault(pod.root, set()).add(view["number"])
-                    if pod.member["id"] == ids(view)[0]:
-                        if view["by"] != "lease" or self.lease == pod.agent:
-                            self.lease, self.renewed_s = pod.agent, self.now
+                if not pod.is_in or pod.member["status"] != "going" or not self.works(view):
+                    continue
+                working.setdefault(pod.root, set()).add(view["number"])
+                may_have_it = view["by"] != "lease" or self.lease == pod.agent
+                if pod.member["id"] == ids(view)[0] and may_have_it:
+                    self.lease, self.renewed_s = pod.agent, self.now
             assert all(len(numbers) == 1 for numbers in working.values()), working
 
     def is_whole(self):
@@ -164,6 +165,9 @@ class Sim:
         )
 
 
+KINDS = ["worker", "worker", "launcher", "leader", "stop", "cut", "one way", "split", "slow"]
+
+
 def random_chaos(sim):
     """One harm now and then, of any kind."""
 
@@ -172,7 +176,7 @@ def random_chaos(sim):
         if random.random() > 0.06:
             return
         pod = random.choice(pods)
-        kind = random.choice(["worker", "worker", "launcher", "cut", "one way", "split", "slow", "leader", "stop"])  # fmt: skip
+        kind = random.choice(KINDS)
         if kind == "worker":
             sim.kill_worker(pod)
         elif kind == "launcher":

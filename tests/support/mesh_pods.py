@@ -23,7 +23,8 @@ def launcher(facts):
     from gptddp.launch.mesh import Mesh
 
     folder, key = facts["folder"], facts.get("key", KEY)
-    mesh = Mesh(key, "id", facts["address"], facts["port"], facts["seeds"], facts["least"], facts["most"], folder)  # fmt: skip
+    names = ("address", "port", "seeds", "least", "most")
+    mesh = Mesh(key, "id", *(facts[name] for name in names), folder)
     path = mesh.start()
     Path(folder, "launcher.pid").write_text(str(os.getpid()))
     while True:
