@@ -17,7 +17,7 @@ from support.waiting import until
 
 from gptddp.checkpoint.load import load_newest
 from gptddp.distributed.replicas import state_fp
-from gptddp.launch.launcher import WORKER
+from gptddp.launch.launcher import SCRIPT
 from gptddp.run.history import history, read_ledger
 
 PODS = 3
@@ -65,7 +65,7 @@ class Job(launchers.Job):
 
     def __init__(self, folder: Path, corpus: Path, slot: int, code: str, *flags: str) -> None:
         given = [*SMALL, "--data", str(corpus), *flags]
-        super().__init__(folder / "run", PODS, 50 + slot, 2, Path(WORKER), *given)
+        super().__init__(folder / "run", PODS, 50 + slot, 2, Path(SCRIPT), *given)
         self.gates = folder / "patch"
         self.before = patch_here(self.gates, code)
 
