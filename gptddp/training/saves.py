@@ -62,7 +62,7 @@ class Saves:
             self.writer.prepare(tensors)  # now, so that no step has to wait for it
 
     def is_due(self, within_s: float = math.inf) -> bool:
-        """Is it time for a checkpoint, at most so long after the last, and is none being written?"""
+        """Is it time for a checkpoint, so long after the last at most, and is none written?"""
         age_s = time.monotonic() - self._saved_at
         return age_s >= min(self._every_s, within_s) and not self.writer.busy
 

@@ -207,7 +207,9 @@ class Worlds:
         end = {it: event[it] for it in ("time", "generation", "step", "at", "phases", "since_s")}
         cause = f"after step {event['step']}: {moves.lost(event)}"
         end |= {"event": "end", "cause": cause, "survived": True}
-        if not any(it["event"] == "end" for it in life.live.events):
+        if ("end", life.generation) not in [
+            (it["event"], it["generation"]) for it in life.live.events
+        ]:
             life.live.keep_event(end, life.step)
         if self._world.rank == 0:
             lease, self._lease = self._lease, None
