@@ -24,7 +24,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Json = dict[str, Any]
@@ -32,6 +32,7 @@ Json = dict[str, Any]
 HANDSHAKE_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0  # between two attempts to connect
 UNHEARD_S = 3.0  # until a connection whose other end acknowledges nothing is made anew
+FORGOTTEN_S = 600.0  # of failures, until an address that is no seed is given up
 QUIET_S = 1.0  # a reset after more than that may be about a connection long given up
 STRANGERS = 64  # connections of which the other side is not known yet, the newest
 SHORT, LONG = 4096, 1 << 20  # bytes of a frame's JSON, before and after the other side is known
@@ -84,10 +85,12 @@ class Links:
         take: Callable[[str, Json], None],
         died: Callable[[str], None],
         host: str,
+        seeds: Sequence[str],
     ) -> None:
         """`seal(direction, nonces)`: with the job's key and id. `host`: the own one."""
         self.agent = secrets.token_hex(AGENT)
         self._seal, self._greet, self._take, self._died = seal, greet, take, died
+        self._seeds = seeds
         self._source = (
             (host, 0) if host.startswith("127.") else None
         )  # the pod's, not the machine's
@@ -108,9 +111,11 @@ class Links:
             self._dials[address] = asyncio.create_task(self._keep_connected(address))
 
     def begin_anew(self) -> None:
-        """Be another agent."""
+        """Be another agent, to which the others connect anew."""
+        writers = [writer for writer, _ in [*self._outward.values(), *self._inward.values()]]
         self.agent = secrets.token_hex(AGENT)
-        for writer, _ in self._outward.values():
+        self._inward.clear()  # their ends are no proof
+        for writer in writers:
             writer.transport.abort()
 
     async def end(self) -> None:
@@ -121,16 +126,18 @@ class Links:
                 await asyncio.wait_for(writer.wait_closed(), 1)
 
     async def _keep_connected(self, address: str) -> None:
-        pause_s = FIRST_PAUSE_S
-        while True:
+        pause_s, begin, last = FIRST_PAUSE_S, 0.0, time.monotonic()
+        while address in self._seeds or begin < last + FORGOTTEN_S:
             begin = time.monotonic()
             with contextlib.suppress(*TROUBLE):
                 await self._connect(address)
-            is_new = time.monotonic() - begin > 2 * HANDSHAKE_S
+            if is_new := time.monotonic() - begin > 2 * HANDSHAKE_S:
+                last = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._somebody.wait(), FIRST_PAUSE_S if is_new else pause_s)
                 is_new = True
             pause_s = FIRST_PAUSE_S if is_new else min(2 * pause_s, LONGEST_PAUSE_S)
+        del self._dials[address]  # somebody may name it again
 
     async def _connect(self, address: str) -> None:
         """Connect, and stay so as long as it lasts. Raises what is in TROUBLE."""

@@ -99,7 +99,8 @@ class Mesh:
 
     async def _main(self) -> None:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        self._links = Links(self._seal, self._greet, self._take, self._died, self._host)
+        calls = (self._seal, self._greet, self._take, self._died)
+        self._links = Links(*calls, self._host, self._seeds)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         await asyncio.start_unix_server(self._serve, self._path, limit=LONG)
@@ -108,7 +109,7 @@ class Mesh:
             ip_address(self._host)
         except ValueError:  # a name, which may not resolve to this pod yet: on every address
             host = None
-        server = await asyncio.start_server(self._links.accept, host, self._port, backlog=1024)
+        server = await asyncio.start_server(self._links.accept, host, self._port, backlog=128)
         self._address = join(self._host, server.sockets[0].getsockname()[1])
         self.views = Views(self._links.agent, self._address, *self._sizes)
         self._update()
@@ -129,7 +130,7 @@ class Mesh:
             self._update()
             beat_s += passed_s
             if beat_s >= BEAT_S:
-                self._links.send(b"{}")
+                self._links.send(self._row)
                 self._look_at_worker(beat_s)
                 beat_s = 0.0
 
@@ -173,15 +174,14 @@ class Mesh:
 
     def _take(self, agent: str, said: Json) -> None:
         """A frame of another launcher. Raises what is in TROUBLE for one of another version."""
-        if row := said.get("row"):
-            self.views.hear(row)
-            for address in {row["address"], *said["peers"]} - {self._address}:
-                self._links.dial(address)
-            self._soon()
-        elif posts := said.get("posts"):
+        if posts := said.get("posts"):
             self._post(agent, posts["id"], posts["values"])
-        else:
-            self.views.beat(agent)
+            return
+        if said["row"] != self.views.rows.get(agent):
+            self._soon()
+        self.views.hear(said["row"])
+        for address in {said["row"]["address"], *said["peers"]} - {self._address}:
+            self._links.dial(address)
 
     def _died(self, agent: str) -> None:
         self.views.died(agent, "its launcher ended, or its pod")
@@ -201,12 +201,17 @@ class Mesh:
         with contextlib.ExitStack() as stack:
             stack.callback(self._disconnected, writer, pid)
             stack.enter_context(contextlib.suppress(*TROUBLE))
-            end = os.pidfd_open(pid)  # its children may hold the socket open
+            end = os.pidfd_open(pid)
             stack.callback(os.close, end)
-            self._loop.add_reader(end, reader.feed_eof)
             stack.callback(self._loop.remove_reader, end)
+            self._loop.add_reader(end, self._has_ended, end, reader)
             while line := await reader.readline():
                 self._hear_worker(writer, pid, parse_json(line.decode()))
+
+    def _has_ended(self, end: int, reader: asyncio.StreamReader) -> None:
+        """The worker's process has: its children may hold the socket open."""
+        self._loop.remove_reader(end)
+        self._loop.call_later(TICK_S, reader.feed_eof)  # what it said last comes first
 
     def _disconnected(self, writer: asyncio.StreamWriter, pid: int) -> None:
         if self._worker is writer:

@@ -26,7 +26,7 @@ SILENT_S = 4.0  # of the listener's own running time, until an agent is taken fo
 FORGOTTEN_S = 15.0  # of silence, until a world is taken to have ended: longer than a lease lasts
 CALM_S = 2.0  # without news, until a first view may be smaller than the job asks for
 STARTING_S = 60.0  # that a first view waits for workers which are not ready yet
-KEPT = 256  # of the ends of agents and workers, the newest
+KEPT = 32  # ends of agents and of workers, the newest, and as many as the job has workers
 
 
 def ids(view: Json | None) -> list[str]:
@@ -57,12 +57,6 @@ def status(row: Json | None) -> str:
 def is_member(row: Json) -> bool:
     """Is the worker of an agent in the view of its row?"""
     return row["member"] is not None and row["member"]["id"] in ids(row["view"])
-
-
-def _keep(where: dict[str, str], name: str, how: str) -> None:
-    where.setdefault(name, how)
-    while len(where) > KEPT:
-        del where[next(iter(where))]
 
 
 class Views:
@@ -102,7 +96,7 @@ class Views:
     def attach(self, member: Json | None, how: str) -> None:
         """Another worker, or none, takes the place of the last one, which ended so."""
         if last := self.row["member"]:
-            _keep(self.row["ended"], last["id"], how)
+            self._keep(self.row["ended"], last["id"], how)
         self.row["member"], self.out = member, 0
 
     def hear(self, row: Json) -> None:
@@ -115,23 +109,19 @@ class Views:
                 self.died(other["agent"], "another launcher has taken its place")
         self.rows[agent] = row
         self._note(row)
-        self.beat(agent)
+        self._silent_s[agent] = 0.0
         for dead, how in row["dead"].items():
             self.died(dead, how)
-
-    def beat(self, agent: str) -> None:
-        """The agent lives."""
-        self._silent_s[agent] = 0.0
 
     def died(self, agent: str, how: str) -> None:
         """There is proof that this agent ended, and its worker with it."""
         if agent == self._agent:
             self.is_expelled = True
         elif agent not in self.row["dead"]:
-            _keep(self.row["dead"], agent, how)
+            self._keep(self.row["dead"], agent, how)
             if row := self.rows.pop(agent, None):  # what it last said of its worker is said on
                 for member, end in row["ended"].items():
-                    _keep(self.row["ended"], member, end)
+                    self._keep(self.row["ended"], member, end)
 
     def tick(self, seconds: float) -> None:
         """So much time has passed in which this process was running."""
@@ -185,6 +175,11 @@ class Views:
         """For how many seconds an agent has not been heard."""
         return self._silent_s.get(agent, 0.0)
 
+    def _keep(self, where: dict[str, str], name: str, how: str) -> None:
+        where.setdefault(name, how)
+        while len(where) > KEPT + self.most:
+            del where[next(iter(where))]
+
     def _living(self, limit_s: float = SILENT_S) -> list[Json]:
         return [row for row in self.rows.values() if self.silence(row["agent"]) < limit_s]
 
@@ -226,9 +221,7 @@ class Views:
         for row in self.rows.values() if member else ():
             if number(row["view"]) > number(own["view"]) and member["id"] in ids(row["view"]):
                 self._enter(row["view"])
-        if not self.is_in:
-            return
-        for row in filter(is_member, self.rows.values()):
+        for row in filter(is_member, self.rows.values() if self.is_in else ()):
             if member["id"] not in ids(row["view"]) and self._goes_before(row):
                 self.attach(None, "it was left out of a view")
                 self.out = number(row["view"])
@@ -274,8 +267,7 @@ class Views:
         there = self._together(there)
         if not there or there[0]["agent"] != self._agent:
             return []
-        rows = [self.rows.get(member["agent"]) for member in there]
-        wanted = there
+        rows, wanted = [self.rows.get(member["agent"]) for member in there], there
         if all(status(row) == "going" for row in rows):
             for row in sorted((r for r in self._living() if status(r) == "warm"), key=by_address):
                 more = [*wanted, self._member(row)]
@@ -300,15 +292,14 @@ class Views:
         return {"id": member["id"], "pod": member["pod"], "agent": row["agent"]}
 
     def _gone(self, stay: list[str]) -> list[Json]:
-        """Who of the last view is not in the next, and why; and so of the views before it, as not
-        everybody has seen each."""
+        """Who goes with this view and why, and who went before: not everybody has seen each."""
         gone = list(self.row["view"]["gone"]) if self.row["view"] else []
         for member in [m for m in self._members() if m["id"] not in stay]:
             silent_s = self.silence(member["agent"])
             quiet = f"its pod was silent for {silent_s:.0f} s" if silent_s >= SILENT_S else ""
             how = self._proof(member) or quiet or "its pod and another one do not hear each other"
             gone.append({"id": member["id"], "pod": member["pod"], "how": how})
-        return gone[-KEPT:]
+        return gone[-KEPT - self.most :]
 
     def _is_refused(self, mine: Json) -> bool:
         """Has a member promised to accept higher numbers only?"""

@@ -135,11 +135,14 @@ class Sim:
             end = self.now + TICK_S
             while self.queue and self.queue[0][0] <= end:
                 self.now, _, other, one, text = heapq.heappop(self.queue)
-                if other in self.pods:
-                    if text:
-                        other.views.hear(json.loads(text))
-                    else:
-                        other.views.died(one.agent, "its launcher ended")
+                if other not in self.pods:
+                    continue
+                before = other.views.rows.get(one.agent)
+                if text:
+                    other.views.hear(json.loads(text))
+                else:
+                    other.views.died(one.agent, "its launcher ended")
+                if other.views.rows.get(one.agent) != before:
                     other.step()
             self.now = end
             chaos()
@@ -205,13 +208,13 @@ def random_chaos(sim):
     return chaos
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(16))
 def test_no_schedule_splits_the_world_and_a_whole_network_heals_it(seed):
     """Of one number there is one view, and of one start one world that computes, in any schedule of
     kills, cuts, delays and joins; once the network is whole all are in one view within 30 s."""
     size = 2 + seed % 5
     sim = Sim(seed, size, 1 + seed % size, size)
-    sim.run(60, random_chaos(sim))
+    sim.run(40, random_chaos(sim))
     sim.cut.clear()
     sim.slow_s = 0.005
     for pod in sim.pods:

@@ -26,7 +26,11 @@ def launcher(facts):
     names = ("address", "port", "seeds", "least", "most")
     mesh = Mesh(key, "id", *(facts[name] for name in names), folder)
     path = mesh.start()
-    Path(folder, "launcher.pid").write_text(str(os.getpid()))
+
+    def false_proof(*_):
+        mesh._loop.call_soon_threadsafe(mesh._died, [*mesh.views.rows][-1])
+
+    signal.signal(signal.SIGUSR1, false_proof)
     while True:
         command = [sys.executable, __file__, "worker", path, facts["pod"], f"{folder}/log"]
         subprocess.run(command)
@@ -51,7 +55,8 @@ def worker(path, pod, log):
         say({"post": ["hello", pod]})
 
     attach()
-    for line in link.makefile("rb"):
+    lines = link.makefile("rb")
+    for line in lines:
         told = json.loads(line)
         note(told)
         if "going" in told:
@@ -62,7 +67,8 @@ def worker(path, pod, log):
             attach()
         if "lease" in told:
             say({"lease": told["lease"]["number"], "held": os.path.exists(f"{log}.lease")})
-    os._exit(1)
+    lines.close()
+    link.close()
 
 
 class Pod:
