@@ -31,7 +31,7 @@ from gptddp.config import Config, check_world_size, with_preset
 from gptddp.distributed.environment import LOCAL, STARTS, pod
 from gptddp.distributed.report import say
 from gptddp.distributed.torch_private import TRAINER, check_torch
-from gptddp.distributed.watchdog import Watchdog
+from gptddp.distributed.watchdog import STOPS, Watchdog
 from gptddp.errors import GptddpError
 from gptddp.files import patiently, read_json
 from gptddp.flags import from_args
@@ -205,11 +205,13 @@ class Launcher:
             return self._supervise(facts, args, script)
         if facts.endpoint == ALONE:
             facts = replace(facts, endpoint=f"127.0.0.1:{siblings.free_ports(facts.workers)}")
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         self.signals.close()
 
         def begin(local_rank: int) -> int:
             self.local_rank = local_rank
             self.signals = Watchdog(self._must_exit, self._pass_on, hurried=[signal.SIGINT])
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
             return _guarded(lambda: self._supervise(facts, args, script))
 
         return siblings.run(facts.workers, begin)

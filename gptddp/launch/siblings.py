@@ -25,7 +25,8 @@ def run(count: int, begin: Callable[[int], int]) -> int:
     """Call `begin(local rank)` in a process each; the first exit code that is not 0, else 0.
 
     Ends the others with the first that fails: then this pod's container is to start again, or the
-    job is over. A signal to this process is theirs.
+    job is over. A signal to this process is theirs. To be called with STOPS blocked, so that none
+    is lost; `begin` unblocks them.
     """
     alive = os.environ.get("GPTDDP_ALIVE", "")
     pids = {_fork(begin, local_rank, alive): local_rank for local_rank in range(count)}
@@ -38,6 +39,7 @@ def run(count: int, begin: Callable[[int], int]) -> int:
     for number in STOPS:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     first = 0
     while pids:
         time.sleep(_POLL_S)

@@ -105,6 +105,19 @@ def test_no_semaphore_of_a_pod_that_is_killed_is_left(job):
         assert "/dev/shm/sem." not in Path(f"/proc/{pid}/maps").read_text()
 
 
+def sockets(pid: int) -> set[str]:
+    links = [os.readlink(it) for it in Path(f"/proc/{pid}/fd").iterdir()]
+    return {it for it in links if it.startswith("socket:")}
+
+
+def test_no_process_of_a_pod_holds_a_connection_of_its_launcher(job):
+    """Else it would stay when the launcher is killed, and the others would not see that at once."""
+    launcher, worker = job.pods[1].pid, job.worker(1)
+    assert len(sockets(launcher)) > 3
+    for pid in (worker, *children(launcher)):
+        assert not sockets(pid) & sockets(launcher)
+
+
 @pytest.mark.parametrize("which", [2, 0, 0], ids=["pod", "endpoint", "endpoint again"])
 def test_a_killed_launcher_takes_its_worker_along_and_can_come_back(job, which):
     """Nothing of a pod outlives SIGKILL of its launcher, and a new one takes its place; the others'
