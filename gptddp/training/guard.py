@@ -104,7 +104,11 @@ class Guard:
         """
         reads = storage.waited_for()
         hung = Hung(f"it {where}, waiting for {reads}" if reads else f"it {where}")
-        if not self.restored or reads or not (final := self._count(hung)):
+        if not self.restored:
+            return hung.exit_code
+        if self.recorder:
+            self._record_end(f"rank {self.world.rank} ({environment.pod()}): {hung}")
+        if reads or not (final := self._count(hung)):
             return hung.exit_code
         report(final)
         return final.exit_code

@@ -81,8 +81,6 @@ def test_from_scratch_is_for_who_means_it(run, root, tmp_path, caplog):
     lose_a_peer(run, "--steps", "8", "--from-scratch")
     assert "as --from-scratch says" in caplog.text
     assert "from_scratch" not in run_state.read(tmp_path / "run").config
-    for file in (tmp_path / "memory").iterdir():
-        file.unlink()
     assert run("--steps", "8") == 0
     assert sources(tmp_path / "run")[3:] == ["scratch", "scratch"]
 
@@ -136,18 +134,12 @@ def test_a_run_that_begins_anew_is_not_finished(run, root, tmp_path):
     assert not why_finished(asked) and not why_finished(again)
 
 
-def test_an_older_state_goes_on_with_a_word(run, root, tmp_path, caplog):
-    """Where the newest commit is missing, its name and where the run goes on from are told: from
-    the checkpoint before it, or from memory, where a loss of all pods would now cost everything."""
+def test_an_older_state_goes_on_with_a_word(run, root, caplog):
+    """Where the newest commit is missing, its name and where the run goes on from are told."""
     shutil.rmtree(root / "step-000000000006.3")
     lose_a_peer(run, "--steps", "20")
     lacks, goes_on = "lacks step-000000000006.3", "which the run has had: it goes on from"
     assert f"{lacks}, {goes_on} step-000000000004.2, step 4" in caplog.text
-    move_away(root)
-    caplog.clear()
-    lose_a_peer(run, "--steps", "20")
-    assert f"{lacks}, step-000000000004.2, step-000000000002.1, {goes_on} memory" in caplog.text
-    assert sources(tmp_path / "run")[-2:] == ["step-000000000004.2", "memory"]
 
 
 def test_what_retention_deletes_is_not_missed(run, root, caplog):
@@ -201,8 +193,6 @@ def test_a_name_that_the_folder_does_not_list_is_asked_for(run, root, tmp_path, 
 def test_a_run_that_was_never_saved_begins_again(run, tmp_path, caplog):
     """All of its pods were killed before the first commit: nothing is missing."""
     lose_a_peer(run, "--steps", "8")
-    for file in (tmp_path / "memory").iterdir():
-        file.unlink()
     assert run("--steps", "8") == 0
     assert sources(tmp_path / "run") == ["scratch", "scratch"]
     assert "has no checkpoint: the 3 steps in its log are done again" in caplog.text

@@ -48,13 +48,13 @@ life.evaluate = evaluate
 
 # Rank 0 is killed in the middle of the save that ends the run.
 LAST_SAVE = """
-from gptddp.checkpoint import store
-_commit = store.commit
-def commit(*args):
-    if times("last_save", 1):
+from gptddp.run.history import RunLog
+_sync = RunLog.sync
+def sync(log):
+    if times("last_save", 1):  # all of the checkpoint is written but its name
         os.kill(os.getpid(), signal.SIGKILL)
-    return _commit(*args)
-store.commit = commit
+    _sync(log)
+RunLog.sync = sync
 """
 
 

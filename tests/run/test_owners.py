@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 from support.forked import ranks
@@ -11,7 +10,7 @@ from support.toy import SMALL
 from gptddp.run import summary
 from gptddp.run.history import history, read_ledger
 from gptddp.run.owners import Owners
-from gptddp.run.recovery import UNKNOWN, last_life
+from gptddp.run.recovery import last_life
 
 # In one step rank 1 of two reads its rows 2 s late, and rank 0 computes 2 s longer; rank 0 takes
 # 2 s longer for a copy of its state, and for its books; both evaluate for 2 s more.
@@ -205,23 +204,15 @@ def test_a_clock_that_jumps_in_a_life_makes_no_second(ahead_s):
     assert owned == {"training": 40, "start": 4, "checkpoint": 2, "stopped": 2 * 17}
 
 
-def lost(run: Path, generation: int, fault: dict | None) -> dict:
-    """What the next life says of one whose last step was at 30.0, by this fault in a snapshot."""
-    last = last_life(summary.Summary(life=generation), {"step": 3, "time": 30.0}, fault, run)
-    return dict(last.spent)
+def test_a_life_that_left_no_word_has_the_phases_of_its_own_log(tmp_path):
+    """And none where its log has none."""
 
+    def lost(generation: int) -> dict:
+        line = {"step": 3, "time": 30.0}
+        return dict(last_life(summary.Summary(life=generation), line, tmp_path).spent)
 
-def test_the_phases_of_an_older_life_are_not_those_of_one_that_left_no_word(tmp_path):
-    """Lost before its first step, it leaves the snapshot of the life before as it was.
-
-    Nor does a copy for a late save say how the life has ended: its log knows more.
-    """
-    fault = {"cause": "lost", "time": 5.0, "generation": 1, "phases": {"step": [1.0]}}
-    assert lost(tmp_path, 1, fault) == {"phases": fault["phases"], "survived": True}
-    assert lost(tmp_path, 2, fault) == {"survived": False}
     table = {"step": 2, "time": 28.0, "phases": {"step": [9.0]}, "since_s": 0.5}
     lines = [table, {"step": 3, "time": 30.0}]
     (tmp_path / "log.1.jsonl").write_text("".join(json.dumps(it) + "\n" for it in lines))
-    logged = {"phases": {"step": [9.0]}, "since_s": 2.5, "survived": False}
-    assert lost(tmp_path, 1, None) == logged
-    assert lost(tmp_path, 1, fault | {"cause": UNKNOWN}) == logged
+    assert lost(1) == {"phases": {"step": [9.0]}, "since_s": 2.5, "survived": False}
+    assert lost(2) == {"survived": False}

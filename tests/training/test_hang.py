@@ -112,7 +112,7 @@ def test_a_process_that_hangs_leaves_its_state_and_the_run_goes_on(life, tmp_pat
     assert life()[0] == 0 and life(folder="undisturbed")[0] == 0
     events = read_ledger(tmp_path / "run")
     starts = [(e["step"], e["source"], e["redo"]) for e in events if e["event"] == "start"]
-    assert starts == [(0, "scratch", 0), (4, "memory", 0), (6, "memory", 0)]
+    assert starts == [(0, "scratch", 0), (0, "scratch", 4), (0, "scratch", 6)]
     first, second = (e for e in events if e["event"] == "end")
     assert first["step"] == 4 and "Hung: it hangs in next_batch" in first["cause"]
     assert second["step"] == 6 and "Hung: it hangs in forward_backward" in second["cause"]

@@ -149,7 +149,7 @@ def test_a_life_from_memory_knows_the_newest_checkpoint(tmp_path, source, commit
     config = Config(steps=20, run_dir=str(tmp_path), checkpoint_every=90.0)
     metrics = m.Metrics(config, None)
     metrics(START | {"time": now})
-    origin = {"generation": 3, "step": 9, "config": config, "source": source, "late": None}
+    origin = {"generation": 3, "step": 9, "config": config, "source": source}
     origin = SimpleNamespace(**origin, run_id="r", parent=None, changes={})
     saved_time = now - 5000 if commits else None
     ledger = Summary(commits=commits, saved_time=saved_time, began_time=now - 9000)

@@ -1,0 +1,64 @@
+"""The first thing in a new world: do its ranks have the same state, and who lacks it?"""
+
+from typing import TYPE_CHECKING
+
+from gptddp.distributed.hardware import machine
+from gptddp.distributed.replicas import state_fp
+from gptddp.errors import BadMessage, ConfigError, Diverged, LifeLost, LostPeer
+from gptddp.run.progress import Progress
+
+if TYPE_CHECKING:
+    from gptddp.training.life import Life
+
+
+def compare(life: "Life", layout: int, books: bool) -> tuple[int, bool]:
+    """All ranks: compare what each has, and give the newest state to those that lack it.
+
+    `layout`: of DDP's buckets on this rank; `books`: has it those of rank 0? Returns a rank that
+    had the newest state, and whether rank 0 lacks the books. Raises Diverged; LifeLost where no
+    rank has a state; ConfigError on a rank that would add up its gradients in another order.
+    """
+    world = life.world
+    step = life.step if life.live.is_whole else -1
+    fp = state_fp(life.tensors) if step >= 0 else 0
+    mine = step, fp, layout, life.generation, int(books), machine(world.device)
+    rows = world.gather(mine)  # all ranks
+    if [[type(it) for it in row] for row in rows] != [[*[int] * 5, str]] * len(rows):
+        raise BadMessage("a rank", f"{rows!r:.80} for the state that it has")
+    steps, fps, layouts, generations, have_books, machines = zip(*rows, strict=True)
+    if (newest := max(steps)) < 0:
+        raise LifeLost("no rank is left that has the state")
+    have = [rank for rank, it in enumerate(steps) if it == newest]
+    giver, known = have[0], fps[have[0]]
+    if len({fps[rank] for rank in have}) > 1:
+        raise Diverged({rank: fps[rank] for rank in have}, newest, world.names)
+    if layout != layouts[giver]:
+        raise ConfigError("this process would add up its gradients in another order")
+    if len({*layouts}) > 1:
+        raise LostPeer("a rank that has come would add up its gradients in another order")
+    if len(have) < world.world_size:
+        _hand_over(life, giver, step == newest, known)
+    life.generation, life.machines = max(generations), sorted({*machines})
+    life.progress.state_fp = known
+    return giver, not have_books[0]
+
+
+def _hand_over(life: "Life", giver: int, has_it: bool, fp: int) -> None:
+    """All ranks: the state of the rank `giver`, and what goes with it."""
+    world = life.world
+    life.live.is_whole = has_it
+    world.broadcast(life.tensors.values(), giver)  # all ranks
+    about = [life.progress.to_meta(), life.line, *life.live.kept()] if has_it else None
+    about = world.broadcast_value(about, giver)  # all ranks
+    if has_it:
+        return
+    try:
+        meta, line, lines, events = about
+        vars(life.progress).update(vars(Progress.from_meta(meta)))
+        life.line = dict(line)
+        life.live.take_over({it["step"]: it for it in lines}, list(events))
+    except (LookupError, TypeError, ValueError, OverflowError):
+        raise BadMessage(world.names[giver], f"{about!r:.80} for its state") from None
+    if (mine := state_fp(life.tensors)) != fp:
+        raise Diverged({giver: fp, world.rank: mine}, life.step, world.names)
+    life.live.is_whole = True
