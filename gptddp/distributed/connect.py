@@ -83,7 +83,7 @@ class World:
 
     @property
     def is_broken(self) -> bool:
-        """Has a loss ended it, or must all form it once more?"""
+        """Has it ended, so that no collective works any more?"""
         return self.group is not None and self.group.is_broken
 
     def form(self, view: View) -> None:
@@ -93,9 +93,7 @@ class World:
         pods = tuple(it.pod for it in view.members)
         if view.by == "first":
             self.life = view.ids[0]
-        self._become(
-            view.ids.index(self.group.members.me), pods, f"{view.number} {self.group.tries}"
-        )
+        self._become(view.ids.index(self.group.members.me), pods, str(view.number))
 
     def alone(self) -> None:
         """Be a world of one, as before the first `form`."""

@@ -18,20 +18,19 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as td
 
 from gptddp.distributed import pulse, torch_private
-from gptddp.distributed.members import LeaseAsked, Members, Out, View
+from gptddp.distributed.members import AT, Members, View
 from gptddp.errors import Broken, LifeLost
 
-FORM_S = 5.0  # for the others to come
-_CONNECT_S = 0.6  # to connect to another; gloo waits five times as long for one to be connected
+_CONNECT_S = 0.6  # to connect; gloo waits five times as long for others to connect to it
 FREE_S = 5.0  # for the main thread to come out of a collective that is cut
 _IDLE = 0.05  # of a CPU, which a thread that waits in a collective uses at most
-_HANDLE, _ADDRESSES = "handle", "addresses"  # keys of posts
+_BEAT_S = 1.0  # between two beats of the pulse while others are waited for
+_HANDLE = "handle"  # key of a post
 
 
 class Group:
@@ -40,8 +39,8 @@ class Group:
     def __init__(self, members: Members, device: torch.device, timeout_s: float) -> None:
         self.members, self._device = members, device
         self.view: View | None = None  # that it was last formed for, or tried to be
-        self.tries = 0  # to form it before this one
-        self._cut_at = 0.0  # monotonic; 0: not since the last `form`
+        self._cut_at = 0.0  # monotonic; 0: it is not since the last `form`
+        self._cutting = threading.Lock()  # no cut of one world meets the next
         self._others: set[int] = set()  # sockets, by inode, that are not gloo's
         self._ours: set[int] | None = None  # gloo's; None while it connects: all that are new
         self._store = _Posted(self)  # the process group does not keep it alive
@@ -59,66 +58,46 @@ class Group:
 
     def alone(self) -> None:
         """A world of this process alone, for all that a joiner does before it is let in."""
-        self.view = None
+        with self._cutting:
+            self.view, self._cut_at = None, 0.0
         self._reconfigure(int.from_bytes(os.urandom(7)), [torch_private.group_handle()])
 
     def form(self, view: View) -> None:
-        """A world of the view's members; for the same view again: once more, with all of them.
+        """A world of the view's members, as soon as all of them have arrived here.
 
-        Raises Broken where that fails: by a loss, a newer view, or one that has not come in FORM_S.
+        Raises Broken where that fails: another view follows (`Members.is_over`), or has to be asked
+        for (`Members.broken`).
         """
-        again = self.view is not None and self.view.number == view.number
-        self.tries = max(self.tries + 1 if again else 0, self._newest_attempt(view))
-        self.view, self._cut_at = view, 0.0
-        self._others, self._ours = set(_sockets().values()), None
+        with self._cutting:  # from now on, what is cut is this world
+            self._others, self._ours = set(_sockets().values()), None
+            self.view, self._cut_at = view, 0.0
         self._wait_for(lambda: set(view.ids) <= set(self.members.posts(_HANDLE)))
         handles = self.members.posts(_HANDLE)
         handles[self.members.me] = torch_private.group_handle()
-        name = f"{view.number} {self.tries} {view.ids[0]}"
+        name = f"{view.number} {view.ids[0]}"
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
         try:
             self._reconfigure(number, [handles[it] for it in view.ids])
-        except (RuntimeError, td.DistError) as error:
-            raise Broken(
-                self._why() or f"it cannot connect: {str(error).splitlines()[0]}"
-            ) from error
+        except RuntimeError as error:
+            if isinstance(error, Broken):
+                raise
+            line = str(error).splitlines()[0]
+            raise Broken(self._why() or f"not all can be connected: {line}") from error
         self._ours = set(_sockets().values()) - self._others
         if self.is_broken:
             self.cut()
             raise Broken(self._why())
 
-    def next_view(self, limit_s: float) -> View | LeaseAsked | Out | None:
-        """What follows the last view: see `Members.next_view`; None where it is lost, and nothing
-        has come yet.
-
-        The last view once more, to be formed again, where another member does so, or where nobody
-        is lost: then no more than connections were.
-        """
-        after, mine = (self.view.number if self.view else 0), self.members
-
-        def again() -> bool:
-            return self.is_broken and not (self.view and mine.is_over(self.view))
-
-        found = mine.wait_for(lambda: mine.next_view(after, 0.0) or again(), limit_s)
-        if isinstance(found, bool):
-            return self.view if self.view and not mine.is_over(self.view) else None
-        return found
-
     @property
     def is_broken(self) -> bool:
-        """Is the world of the last `form` over: by a loss, or as a member forms it once more?"""
-        return self.view is not None and (
-            self.members.is_over(self.view) or self._newest_attempt(self.view) > self.tries
-        )
+        """Is the world of the last `form` over?"""
+        return self.view is not None and self.members.is_over(self.view)
 
     def cut(self) -> None:
         """Any thread: break the collective that the main thread is in, and that of its neighbours.
 
         A listener that is shut down ends the process, so only what has a peer is.
         """
-        self._cut_at = self._cut_at or time.monotonic()
-        if self._device.type == "cuda":
-            td.group.WORLD.abort()  # type: ignore[union-attr]
         for fd, inode in _sockets().items():
             if inode in self._others if self._ours is None else inode not in self._ours:
                 continue
@@ -129,74 +108,71 @@ class Group:
 
     def _heard(self) -> None:
         """In the thread that reads what the launcher says."""
-        if self.view and not self._cut_at and self.is_broken:
+        with self._cutting:
+            if self._cut_at or not self.is_broken:
+                return
+            cut_at = self._cut_at = time.monotonic()
             self.cut()
-            threading.Thread(target=self._leave, args=(self._cut_at,), daemon=True).start()
+        threading.Thread(target=self._leave, args=(cut_at,), daemon=True).start()
 
     def _leave(self, cut_at: float) -> None:
         """End the process if its main thread does not come out of the collective that was cut.
 
         gloo forgets a sender about once in 100 cuts. It comes back as another member.
         """
+        if self._device.type == "cuda":
+            td.group.WORLD.abort()  # type: ignore[union-attr]
         idle_since, cpu_s = time.monotonic(), 0.0
         while self._cut_at == cut_at:
             time.sleep(FREE_S / 10)
+            with self._cutting:
+                if self._cut_at == cut_at:
+                    self.cut()  # what it has connected since
             before, cpu_s = cpu_s, _main_cpu_s()
             now = time.monotonic()
-            if not pulse.in_collective(pulse.main_frames()) or cpu_s - before > _IDLE * FREE_S / 10:
+            frames = pulse.main_frames()
+            if not pulse.in_collective(frames) or cpu_s - before > _IDLE * FREE_S / 10:
                 idle_since = now
             if now - idle_since > FREE_S and self._cut_at == cut_at:
-                print("gptddp: gloo does not let go of a broken collective", file=sys.stderr)
-                sys.stderr.flush()
+                print("gloo does not let go of a broken collective", file=sys.stderr, flush=True)
                 os._exit(LifeLost.exit_code)
 
-    # -- by the members' posts ---------------------------------------------------------------------
-
-    def addresses(self, key: str) -> bytes | None:
-        """What gloo has left under this key in the present `form`, in any of the processes."""
-        for number, attempt, values in self._posted().values():
-            if (number, attempt) == self._now() and key in values:
-                return base64.b64decode(values[key])
-        return None
-
-    def leave_address(self, key: str, value: bytes) -> None:
-        """Let all processes know it."""
-        number, attempt = self._now()
-        mine = self._posted().get(self.members.me)
-        values = mine[2] if mine and (mine[0], mine[1]) == (number, attempt) else {}
-        encoded = base64.b64encode(value).decode()
-        self.members.post(_ADDRESSES, [number, attempt, {**values, key: encoded}])
-
-    def wait_for_addresses(self, keys: list[str]) -> None:
-        """Raises Broken where they do not come."""
-        self._wait_for(lambda: all(self.addresses(it) for it in keys))
-
     def _wait_for(self, there: Callable[[], bool]) -> None:
-        self.members.wait_for(lambda: self.is_broken or there(), FORM_S)
-        if self.is_broken or not there():
-            raise Broken(self._why() or f"not all have come in {FORM_S:g} s")
-
-    def _now(self) -> tuple[int, int]:
-        return (self.view.number, self.tries) if self.view else (0, 0)
-
-    def _posted(self) -> dict[str, Any]:
-        return self.members.posts(_ADDRESSES)
-
-    def _newest_attempt(self, view: View) -> int:
-        posted = self._posted()
-        attempts = [
-            posted[it][1] for it in view.ids if it in posted and posted[it][0] == view.number
-        ]
-        return max(attempts, default=0)
+        """Without a limit: a member may be in the middle of a long step. Raises Broken."""
+        while not self.members.wait_for(lambda: self.is_broken or there(), _BEAT_S):
+            pulse.beat()
+        if self.is_broken:
+            raise Broken(self._why())
 
     def _why(self) -> str:
         lost = self.members.lost_of(self.view) if self.view else []
         pods = ", ".join(it.pod or it.id[:8] for it in lost)
-        return f"{pods} lost" if pods else "the world is formed anew" if self.is_broken else ""
+        return f"{pods} lost" if pods else "the world has changed" if self.is_broken else ""
 
     def _reconfigure(self, number: int, handles: list[str]) -> None:
         torch_private.reconfigure(number, handles, timedelta(seconds=_CONNECT_S))
         self.members.post(_HANDLE, torch_private.group_handle())
+
+    # -- what gloo leaves for the other processes, by the posts of all -----------------------------
+
+    def leave(self, key: str, value: bytes) -> None:
+        """Leave a value under a key. With the first, this process has arrived."""
+        number = self.view.number if self.view else 0
+        of, values = self.members.posts(AT).get(self.members.me, [0, {}])
+        kept = values if of == number and number else {}
+        encoded = base64.b64encode(value).decode()
+        self.members.post(AT, [number, {**kept, key: encoded}])
+
+    def find(self, key: str) -> bytes:
+        """What one of the processes has left, once all have arrived. Raises Broken."""
+        number, ids = (self.view.number, self.view.ids) if self.view else (0, [self.members.me])
+
+        def arrived() -> list[dict[str, str]]:
+            posts = self.members.posts(AT)
+            return [posts[it][1] for it in ids if it in posts and posts[it][0] == number]
+
+        self._wait_for(lambda: len(arrived()) == len(ids) and any(key in it for it in arrived()))
+        return base64.b64decode(next(it[key] for it in arrived() if key in it))
 
 
 class _Posted(td.Store):  # type: ignore[name-defined,misc]
@@ -207,14 +183,14 @@ class _Posted(td.Store):  # type: ignore[name-defined,misc]
         self._group = group
 
     def set(self, key: str, value: bytes) -> None:
-        self._group.leave_address(key, value)
+        self._group.leave(key, value)
 
     def get(self, key: str) -> bytes:
-        self._group.wait_for_addresses([key])
-        return self._group.addresses(key) or b""
+        return self._group.find(key)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._group.wait_for_addresses(keys)
+        for key in keys:
+            self._group.find(key)
 
     def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
         """Of rank 0 alone, to find that a number is used twice: ours never is."""

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from gptddp.errors import LifeLost, LostPeer, visible
 
 ATTACH_S = 30.0  # for the launcher's first words
+AT = "at"  # key of a post: [number of the view at which its member has arrived, ...]
 _MOST_BYTES = 64 << 20  # of one line: all posts of all members, at most
 
 
@@ -70,16 +71,21 @@ class Out(NamedTuple):
 class Members:
     """The launcher's word, from the first attach to the end of the process.
 
-    `on_news` is called in the reading thread whenever something may break the present world.
+    `on_news` is called in the reading thread after each of its messages.
     """
 
     def __init__(self, path: Path, pod: str) -> None:
         """Raises LostPeer where the launcher does not answer."""
         self.on_news: Callable[[], None] = lambda: None
-        self.me = ""
-        self._path, self._pod = path, pod
+        self._pod = pod
         self._changed = threading.Condition(threading.RLock())
         self._sending = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(str(path))
+        except OSError as error:
+            raise LostPeer(f"the launcher does not answer at {path}: {error}") from error
+        threading.Thread(target=self._read, name="members", daemon=True).start()
         self.rejoin()
 
     def rejoin(self) -> None:
@@ -96,21 +102,9 @@ class Members:
             self._lost: set[str] = set()
             self._asked: LeaseAsked | None = None
             self._out: Out | None = None
-            old = getattr(self, "_socket", None)
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        if old:
-            old.close()
-        try:
-            self._socket.connect(str(self._path))
-        except OSError as error:
-            raise LostPeer(f"the launcher does not answer at {self._path}: {error}") from error
         self._send({"attach": {"id": self.me, "pod": self._pod}})
-        threading.Thread(
-            target=self._read, args=(self._socket,), name="members", daemon=True
-        ).start()
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.least, ATTACH_S):
-                raise LostPeer(f"the launcher has said nothing for {ATTACH_S:g} s")
+        if not self.wait_for(lambda: self.least, ATTACH_S):
+            raise LostPeer(f"the launcher has said nothing for {ATTACH_S:g} s")
 
     # -- what this process says --------------------------------------------------------------------
 
@@ -132,6 +126,10 @@ class Members:
                 self._asked = None
         self._send({"lease": asked.number, "held": held})
 
+    def broken(self, view: View) -> None:
+        """The group of this view has failed, and nobody is known to be lost: another is due."""
+        self._send({"broken": view.number})
+
     def leave(self, why: str) -> None:
         """The others go on without this process, which is about to end."""
         self._send({"leave": why})
@@ -149,9 +147,20 @@ class Members:
             return [it for it in view.members if it.id in self._lost]
 
     def is_over(self, view: View) -> bool:
-        """Is this view's world broken: by a loss, or for this process?"""
+        """Can this view's collectives not end any more, so that they are to be broken?
+
+        A member is lost, or not in the next view, or has arrived there; this process is out; or it
+        is asked for the lease, which its main thread must be free for.
+        """
         with self._changed:
-            return self._out is not None or any(it.id in self._lost for it in view.members)
+            newer = self.view if self.view and self.view.number > view.number else None
+            return (
+                self._out is not None
+                or self._asked is not None
+                or any(it.id in self._lost for it in view.members)
+                or (newer is not None and not set(view.ids) <= set(newer.ids))
+                or any(self._posts.get(it, {}).get(AT, [0])[0] > view.number for it in view.ids)
+            )
 
     def has_news(self, view: View) -> bool:
         """Is there a newer view, or will there be one soon?"""
@@ -181,47 +190,43 @@ class Members:
         with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(line)
 
-    def _read(self, opened: socket.socket) -> None:
+    def _read(self) -> None:
+        what = "is gone"
         try:
-            with opened.makefile("rb") as lines:
+            with self._socket, self._socket.makefile("rb") as lines:
                 while line := lines.readline(_MOST_BYTES):
                     with self._changed:
-                        if opened is not self._socket:
-                            return
                         self._take(json.loads(line))
                         self._changed.notify_all()
                     self.on_news()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            what = f"cannot be read: {error!r}"
-        else:
-            what = "is gone"
-        if opened is self._socket:
-            print(
-                f"gptddp: the launcher of this process {visible(what)}", file=sys.stderr, flush=True
-            )
-            os._exit(LifeLost.exit_code)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"cannot be understood: {error!r}"
+        print(f"the launcher of this process {visible(what)}", file=sys.stderr, flush=True)
+        os._exit(LifeLost.exit_code)
 
     def _take(self, message: dict[str, Any]) -> None:
-        """One message of the launcher, which has one key each."""
-        for kind, about in message.items():
-            if kind == "view":
-                members = tuple(Member(it["id"], it["pod"]) for it in about["members"])
-                gone = tuple(Gone(it["id"], it["pod"], it["how"]) for it in about["gone"])
-                self.view = View(about["number"], about["by"], members, gone)
-                self._asked = None
-            elif kind == "posts":
-                for member, posts in about.items():
-                    if posts is None:
-                        self._posts.pop(member, None)
-                    elif member != self.me:  # its own are here first
-                        self._posts.setdefault(member, {}).update(posts)
-            elif kind == "lost":
-                self._lost.update(about)
-            elif kind == "going":
-                self.is_going = bool(about)
-            elif kind == "lease":
-                self._asked = LeaseAsked(about["number"], about["how"])
-            elif kind == "out":
-                self._out = Out(about)
-            elif kind == "settings":
-                self.least, self.most = about["least"], about["most"]
+        """One message of the launcher, which has one key."""
+        ((kind, about),) = message.items()
+        if kind == "settings":
+            self.least, self.most = about["least"], about["most"]
+        elif not self.least:
+            pass  # said to the member that this process was before
+        elif kind == "view":
+            members = tuple(Member(it["id"], it["pod"]) for it in about["members"])
+            gone = tuple(Gone(it["id"], it["pod"], it["how"]) for it in about["gone"])
+            self.view = View(about["number"], about["by"], members, gone)
+            self._asked = None
+            for it in gone:
+                self._posts.pop(it.id, None)
+        elif kind == "posts":
+            for member, posts in about.items():
+                if member != self.me:  # its own are here first
+                    self._posts.setdefault(member, {}).update(posts)
+        elif kind == "lost":
+            self._lost.update(about)
+        elif kind == "going":
+            self.is_going = bool(about)
+        elif kind == "lease":
+            self._asked = LeaseAsked(about["number"], about["how"])
+        elif kind == "out":
+            self._out = Out(about)
