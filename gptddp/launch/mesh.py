@@ -81,6 +81,18 @@ class Mesh:
         """How many workers of other launchers are there."""
         return sum(r["member"] is not None for r in [*self.views.rows.values()][1:])
 
+    @property
+    def rank(self) -> int | None:
+        """The place of the own worker in the last view; None where it is in none."""
+        member, places = self.views.row["member"], ids(self.views.row["view"])
+        return places.index(member["id"]) if member and member["id"] in places else None
+
+    @property
+    def going(self) -> bool:
+        """Is the own worker in the last view, with its state?"""
+        member = self.views.row["member"]
+        return self.rank is not None and bool(member) and member["status"] == "going"
+
     def close(self, why: str) -> None:
         """Leave: the others are told why, and the connections end."""
         with contextlib.suppress(RuntimeError):  # it has ended
@@ -118,6 +130,8 @@ class Mesh:
         self._ready.set()
         await self._tick()
         await self._links.end()
+        # of each connection that is cancelled now Python 3.11 would print a stack
+        self._loop.set_exception_handler(lambda loop, context: None)
 
     async def _tick(self) -> None:
         last, beat_s = time.monotonic(), 0.0
