@@ -7,6 +7,7 @@ import re
 
 import pytest
 from support.trainer_patches import lose_a_peer
+from support.waiting_writer import save_in_this_process
 
 from gptddp import train
 from gptddp.audit import audit
@@ -131,6 +132,7 @@ def test_on_a_full_disk_nothing_is_deleted(run, folder, monkeypatch):
 
     before = sorted(store.names(folder))
     with monkeypatch.context() as patch:
+        save_in_this_process(patch.setattr)
         patch.setattr(store, "commit", full)
         assert run(*BACK) in (1, 2)
     assert sorted(store.names(folder)) == before
