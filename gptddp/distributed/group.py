@@ -27,8 +27,7 @@ from gptddp.distributed.members import AT, Members, View
 from gptddp.errors import Broken, LifeLost
 
 _CONNECT_S = 0.6  # to connect; gloo waits five times as long for others to connect to it
-FREE_S = 5.0  # for the main thread to come out of a collective that is cut
-_IDLE = 0.05  # of a CPU, which a thread that waits in a collective uses at most
+FREE_S = 2.0  # for the main thread to come out of a collective that is cut
 _BEAT_S = 1.0  # between two beats of the pulse while others are waited for
 _HANDLE = "handle"  # key of a post
 
@@ -122,18 +121,16 @@ class Group:
         """
         if self._device.type == "cuda":
             td.group.WORLD.abort()  # type: ignore[union-attr]
-        idle_since, cpu_s = time.monotonic(), 0.0
+        since, cpu = time.monotonic(), ""
         while self._cut_at == cut_at:
             time.sleep(FREE_S / 10)
             with self._cutting:
                 if self._cut_at == cut_at:
                     self.cut()  # what it has connected since
-            before, cpu_s = cpu_s, _main_cpu_s()
-            now = time.monotonic()
-            frames = pulse.main_frames()
-            if not pulse.in_collective(frames) or cpu_s - before > _IDLE * FREE_S / 10:
-                idle_since = now
-            if now - idle_since > FREE_S and self._cut_at == cut_at:
+            before, cpu = cpu, _main_sleeps()
+            if not cpu or cpu != before or not pulse.in_collective(pulse.main_frames()):
+                since = time.monotonic()
+            if time.monotonic() - since > FREE_S and self._cut_at == cut_at:
                 print("gloo does not let go of a broken collective", file=sys.stderr, flush=True)
                 os._exit(LifeLost.exit_code)
 
@@ -208,8 +205,8 @@ def _sockets() -> dict[int, int]:
     return found
 
 
-def _main_cpu_s() -> float:
-    """CPU seconds of the main thread."""
+def _main_sleeps() -> str:
+    """The CPU time that the main thread has used, where it sleeps now; else ""."""
     with open(f"/proc/self/task/{os.getpid()}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return " ".join(fields[11:13]) if fields[0] == "S" else ""

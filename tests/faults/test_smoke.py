@@ -5,7 +5,7 @@ STEPS = ("--steps", "60", "--eval-every", "5000", "--checkpoint-every", "3600")
 
 def test_smoke(jobs, undisturbed):
     job = jobs(*STEPS, size=3)
-    job.steady()
+    job.until(lambda: job.last() > 3, 70)
     print(
         job.workers(),
         job.step_s(),
