@@ -106,8 +106,8 @@ class Guard:
         hung = Hung(f"it {where}, waiting for {reads}" if reads else f"it {where}")
         if not self.restored:
             return hung.exit_code
-        if self.recorder:
-            self._record_end(f"rank {self.world.rank} ({environment.pod()}): {hung}")
+        if self._life.recorder:
+            self._record_end(f"rank {self._life.world.rank} ({environment.pod()}): {hung}")
         if reads or not (final := self._count(hung)):
             return hung.exit_code
         report(final)

@@ -160,7 +160,7 @@ class Life:
             crash_loop.forget(verdict.parent)
         if not moved:
             return
-        self.rows.move(self.progress.data)
+        self.rows.move(self.progress.data, self.world.rank, self.world.world_size)
         self.spent.enter(self.world)
         self.cause = used_up(self.config, self.step, self.progress.tokens)
         if self.recorder and self.recorder.last_step < self.step:  # cut off behind the step

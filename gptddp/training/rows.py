@@ -54,12 +54,12 @@ class Rows:
         self.close()
         self.loader, self._is_open = self._open(data), True
 
-    def move(self, data: Mapping[str, Any]) -> None:
+    def move(self, data: Mapping[str, Any], rank: int, world_size: int) -> None:
         """Go on from a state in another world; what is packed for lanes of both is kept."""
         if not self._is_open or list(data.get("quarantined", ())) != self.loader.quarantined:
             self.reopen(data)
         else:
-            self.loader.move(self._world.rank, self._world.world_size, data or None)
+            self.loader.move(rank, world_size, data or None)
 
     @cached_property
     def validation(self) -> tuple[np.ndarray, np.ndarray]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 TOLD = "told to stop"
 _POLL_S = 0.25
+_GONE_S = 5.0  # without a world: its launcher may be on its way back to the others
 _BROKEN_S = 1.0  # without a word of a loss: the connections alone have failed
 _ALL_S = 1.0  # after a rank is told to stop: for the others to be told too, as where a job ends
 ALONE_S = 3.0  # between two saves while one pod alone has the state
@@ -118,6 +119,9 @@ class Worlds:
         view = self._newest()
         self._number = view.number
         self._how |= {it.id: it.how for it in view.gone}
+        if self._life.live.is_whole and self._world.members:  # packing begins while the ranks meet
+            place = view.ids.index(self._world.members.me), len(view.ids)
+            self._life.rows.move(self._life.progress.data, *place)
         self._world.form(view)
 
     def _newest(self) -> View:
@@ -138,12 +142,14 @@ class Worlds:
                 if lease := self._proof.held(_POLL_S):
                     self._lease = lease
                     members.answer(found, True)
-            elif since and time.monotonic() - since > _BROKEN_S:
-                since = 0.0
-                if self._life.live.is_whole and self._world.view:
-                    members.broken(self._world.view)
-                elif not members.is_going:
+            elif not self._life.live.is_whole:
+                if members.is_going:
+                    since = time.monotonic()
+                elif time.monotonic() - since > _GONE_S:
                     raise LifeLost("there is no world any more to come into")
+            elif since and time.monotonic() - since > _BROKEN_S and self._world.view:
+                since = 0.0
+                members.broken(self._world.view)
 
     def _come_back(self) -> None:
         """The others go on without this process: as a new member it gets their state.
@@ -155,6 +161,8 @@ class Worlds:
             raise LifeLost("dropped by the other ranks, which have another rank 0 now")
         assert self._world.members
         self._world.members.rejoin()
+        self._world.alone()
+        self._world.members.status("warm")
         self._number, self._proof = 0, None
         self._life.live.is_whole = False
 

@@ -20,7 +20,7 @@ from gptddp.training import end, life, worlds
 
 PLACES = [
     (worlds.Worlds, "_form", "form"),  # a world is about to be formed
-    (worlds.Worlds, "_meet", "join"),  # it is; who has just come has no state
+    (worlds, "compare", "join"),  # it is; who has just come has no state
     (RunLog, "sync", "commit"),  # a checkpoint is written and not yet renamed
     (RunLog, "sync", "save"),  # then too: its worker alone is killed
     (end.Ending, "run", "end"),  # after the last step, before its checkpoint

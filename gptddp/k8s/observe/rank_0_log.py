@@ -31,8 +31,10 @@ _NAMED = re.compile(
     r"|as fast as the others again)"
 )
 _STORAGE = re.compile(r"^STORAGE: (?P<trouble>(?!it works again).*)?")
-_BEGUN = re.compile(r"^life \d+: from ")  # its ranks are other ones
+# its ranks are other ones
+_BEGUN = re.compile(r"^life \d+: from |^step \d+: .*; \d+ ranks? go on after ")
 _FAULT = re.compile(r"^life (\d+) ended after step (\d+): (.*)")
+_LOST = re.compile(r"^step (\d+): lost (.*); \d+ ranks? go on after ")  # and the life goes on
 
 
 def with_log(cluster: Cluster, facts: Facts) -> Facts:
@@ -78,6 +80,8 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
         elif fault := _FAULT.match(line):
             about = {"life": int(fault[1]), "step": int(fault[2]), "cause": fault[3]}
             found["fault"] = about
+        elif lost := _LOST.match(line):
+            found["fault"] = {"life": None, "step": int(lost[1]), "cause": f"lost {lost[2]}"}
         elif storage := _STORAGE.match(line):
             found["storage"] = storage["trouble"]
         elif saved := _SAVED.search(line):
@@ -123,7 +127,8 @@ def rows(found: dict[str, Any]) -> dict[str, str]:
     if done.get("goodput") is not None:
         shown["goodput"] = f"{100 * done['goodput']:.0f}%"
     if fault:
-        shown["last fault"] = f"life {fault['life']}, after step {fault['step']}: {fault['cause']}"
+        life = f"life {fault['life']}, " if fault["life"] else ""
+        shown["last fault"] = f"{life}after step {fault['step']}: {fault['cause']}"
     return shown
 
 
