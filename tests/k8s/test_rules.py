@@ -67,6 +67,12 @@ BROKEN = [
     ("environment", {"env": (("CI", "ghp_" + "a" * 36),)}, [], "variable CI: looks like a sec"),
     ("environment", {"env": (("DB", "postgres://me:pw@db/x"),)}, [], "variable DB"),
     ("containers", {}, ["--metrics-port", "23456"], "two ports have one containerPort"),
+    (
+        "containers",
+        {"nproc_per_node": 2},
+        ["--metrics-port", "23457"],
+        "two ports have one containerPort",
+    ),
     ("queue", {"priority": "high"}, [], "--priority: it is Kueue's"),
     ("queue", {"topology": "unconstrained"}, [], "add --queue NAME"),
 ]

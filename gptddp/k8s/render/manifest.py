@@ -202,6 +202,10 @@ def _container(spec: JobSpec) -> Object:
         **pod.env_from(spec.pod),
         "ports": [  # every one named: the operator copies them into a Service
             {"name": "pytorchjob-port", "containerPort": RENDEZVOUS_PORT},
+            *(  # each worker of the pod has a launcher, with a port of its own
+                {"name": f"launcher-{i}", "containerPort": RENDEZVOUS_PORT + i}
+                for i in range(1, spec.nproc_per_node or 1)
+            ),
             *([{"name": "metrics", "containerPort": port}] if port else []),
         ],
         "resources": {"requests": resources, "limits": dict(resources)},
