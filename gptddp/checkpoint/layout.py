@@ -65,8 +65,9 @@ class Staging:
         self.buffer.zero_()  # touches every page now, not in the first copy
         if self.cuda:
             runtime: Any = torch.cuda.cudart  # untyped
-            pinned = runtime().cudaHostRegister(self.buffer.data_ptr(), self.size, 0)
-            torch.cuda.check_error(pinned)
+            with contextlib.suppress(RuntimeError):  # the copy is slower then
+                where = self.buffer.data_ptr(), self.size
+                torch.cuda.check_error(runtime().cudaHostRegister(*where, 0))
         self.views = {name: tensor_at(self.buffer, entry) for name, entry in self.layout.items()}
 
     def __del__(self) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,20 +155,17 @@ def _stays(root: Path, name: str, names: Sequence[str], every: int, run_id: str 
     return False
 
 
-def discard_unfinished(
-    run_dir: str | Path, spare: Collection[str] = (), upto: float = math.inf
-) -> None:
+def discard_unfinished(run_dir: str | Path, upto: float = math.inf) -> None:
     """Move unfinished checkpoints out of reach of whoever writes them: none gets a name any more.
 
-    When a life begins: those of all lives before it, but the late save in `spare`. Where the disk
-    is full: those of generations `upto` this one; `prune` removes their files. One rename moves all
-    of it: were the files removed in place, a half of one could still get its name.
+    When a life begins: those of all lives before it. Where the disk is full: those of generations
+    `upto` this one; `prune` removes their files. One rename moves all of it: were the files removed
+    in place, a half of one could still get its name.
     """
     root = Path(run_dir) / CHECKPOINTS
     with contextlib.suppress(OSError):
         for unfinished in _inside(root / store.TMP):
-            name = unfinished.rpartition(".")[0]
-            if name in spare or store.order(name)[0] > upto:
+            if store.order(unfinished.rpartition(".")[0])[0] > upto:
                 continue
             (root / store.TRASH).mkdir(exist_ok=True)
             with contextlib.suppress(OSError):  # the others go all the same

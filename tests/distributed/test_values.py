@@ -31,8 +31,6 @@ ORIGIN = Origin(
     line={"step": 5, "loss": 1.5},
     run_id="ab" * 16,
     parent=None,
-    snapshot_rank=1,
-    late=None,
     quarantine={5: [1, 2], 9: [3]},
 )
 

@@ -18,8 +18,8 @@ DELAYED = """
 import os, sys, time
 from gptddp import train
 from gptddp.training import life, quarantine
-from gptddp.training.late_save import LateSave
 from gptddp.training.recorder import Recorder
+from gptddp.training.saves import Saves
 def late(work, calls, *ranks):
     def called(*args):
         calls.append(1)
@@ -30,7 +30,7 @@ def late(work, calls, *ranks):
 quarantine.next_batch = late(quarantine.next_batch, [], "1")
 train.forward_backward = late(train.forward_backward, [], "0")
 life.evaluate = late(life.evaluate, [1, 1, 1], "0", "1")
-LateSave.copy = late(LateSave.copy, [1, 1, 1], "0")
+Saves.save = late(Saves.save, [1, 1, 1], "0")
 Recorder.step = late(Recorder.step, [], "0")
 sys.exit(train.main(sys.argv[1:]))
 """
