@@ -128,7 +128,8 @@ class Group:
                 if self._cut_at == cut_at:
                     self.cut()  # what it has connected since
             before, cpu = cpu, _main_sleeps()
-            if not cpu or cpu != before or not pulse.in_collective(pulse.main_frames()):
+            waits = self._ours is not None and pulse.in_collective(pulse.main_frames())
+            if not waits or not cpu or cpu != before:  # while it forms, gloo has a limit
                 since = time.monotonic()
             if time.monotonic() - since > FREE_S and self._cut_at == cut_at:
                 print("gloo does not let go of a broken collective", file=sys.stderr, flush=True)

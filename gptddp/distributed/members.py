@@ -84,6 +84,7 @@ class Members:
         try:
             self._socket.connect(str(path))
         except OSError as error:
+            self._socket.close()
             raise LostPeer(f"the launcher does not answer at {path}: {error}") from error
         threading.Thread(target=self._read, name="members", daemon=True).start()
         self.rejoin()

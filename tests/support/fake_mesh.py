@@ -93,6 +93,8 @@ class FakeMesh:
 
     def _take(self, me: str, worker: socket.socket, message: dict[str, Any]) -> str:
         if about := message.get("attach"):
+            self.members.pop(me, None)
+            self.posts.pop(me, None)
             me = about["id"]
             self.members[me], self.pods[me], self.heard[me] = worker, about["pod"], []
             self.tell(me, {"settings": self.settings})
