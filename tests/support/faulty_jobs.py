@@ -247,8 +247,12 @@ class Job:
 
     def by_rank(self, rank: int) -> int:
         """The number of the pod that has this rank, where each has one worker."""
-        ranks = {i: (self.orders / f"{i}.0.rank").read_text() for i in self.workers()}
-        return next(i for i, it in ranks.items() if it == str(rank))
+
+        def found() -> list[int]:
+            files = {i: self.orders / f"{i}.0.rank" for i in self.workers()}
+            return [i for i, it in files.items() if it.exists() and it.read_text() == str(rank)]
+
+        return int(self.until(found, what=f"rank {rank}")[0])
 
     def saved(self) -> list[dict[str, Any]]:
         """The commits, as the ledger has them."""
