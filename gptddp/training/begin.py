@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config
@@ -23,9 +23,7 @@ from gptddp.run.origin import Origin
 from gptddp.training.changes import check_given, check_same_data, identity
 from gptddp.training.clock import PhaseClock
 from gptddp.training.opening import open_run
-
-if TYPE_CHECKING:
-    from gptddp.training.life import Life
+from gptddp.training.parts import LifeParts
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +68,7 @@ def joined(config: Config, dataset: Dataset, world: World) -> Origin:
     return origin
 
 
-def introduction(life: "Life") -> dict[str, Any]:
+def introduction(life: LifeParts) -> dict[str, Any]:
     """What a worker goes by that comes later: see `joined`."""
     return {
         "origin": life.origin.to_json(),

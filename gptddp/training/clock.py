@@ -98,10 +98,14 @@ class RankSeconds:
     def __init__(self, clock: PhaseClock, world: World, device: torch.device | None = None) -> None:
         self.clock, self.memory = clock, PeakMemory(device)
         self._before = np.zeros(len(PHASES), dtype=np.int64)  # us of this rank, before this world
-        self.enter(world)
+        self._begin(world)
 
     def enter(self, world: World) -> None:
         """The table begins anew in another world; the seconds before it are in the ledger."""
+        self._before = self.clock.micros()
+        self._begin(world)
+
+    def _begin(self, world: World) -> None:
         self.peaks = np.zeros((world.world_size, len(self.memory.kinds)), dtype=np.int64)  # bytes
         self.micros = np.zeros((world.world_size, len(PHASES)), dtype=np.int64)
         self.busy_s = np.zeros(world.world_size)  # of each rank, in the last step
@@ -110,8 +114,6 @@ class RankSeconds:
         self._late = np.zeros(world.world_size, dtype=np.int64)  # of the last, behind each; us
         self._sums = 0  # waited within the last step, on this rank; us
         self._kind = "step"  # its phase
-        if world.view and world.view.by != "first":
-            self._before = self.clock.micros()
         self._meet()  # a life is made where all have the origin of it
 
     def _meet(self) -> None:

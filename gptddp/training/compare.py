@@ -1,17 +1,13 @@
 """The first thing in a new world: do its ranks have the same state, and who lacks it?"""
 
-from typing import TYPE_CHECKING
-
 from gptddp.distributed.hardware import machine
 from gptddp.distributed.replicas import state_fp
 from gptddp.errors import BadMessage, ConfigError, Diverged, LifeLost, LostPeer
 from gptddp.run.progress import Progress
-
-if TYPE_CHECKING:
-    from gptddp.training.life import Life
+from gptddp.training.parts import LifeParts
 
 
-def compare(life: "Life", layout: int, books: bool) -> tuple[int, bool]:
+def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
     """All ranks: compare what each has, and give the newest state to those that lack it.
 
     `layout`: of DDP's buckets on this rank; `books`: has it those of rank 0? Returns a rank that
@@ -43,7 +39,7 @@ def compare(life: "Life", layout: int, books: bool) -> tuple[int, bool]:
     return giver, not have_books[0]
 
 
-def _hand_over(life: "Life", giver: int, has_it: bool, fp: int) -> None:
+def _hand_over(life: LifeParts, giver: int, has_it: bool, fp: int) -> None:
     """All ranks: the state of the rank `giver`, and what goes with it."""
     world = life.world
     life.live.is_whole = has_it

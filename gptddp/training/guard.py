@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gptddp.distributed import environment, storage
 from gptddp.distributed.lost import blame, is_lost_peer
@@ -20,15 +19,13 @@ from gptddp.errors import (
 )
 from gptddp.run import crash_loop
 from gptddp.training.end import SCRAPE_S, wait_for_scrape
-
-if TYPE_CHECKING:
-    from gptddp.training.life import Life
+from gptddp.training.parts import LifeParts
 
 
 class Guard:
     """Around all that a life does; `hung` is for a thread of its own, where the main one hangs."""
 
-    def __init__(self, life: "Life") -> None:
+    def __init__(self, life: LifeParts) -> None:
         self._life = life
         self.restored = False  # before it is, no hang is counted
         self.since = 0.0  # monotonic: the end of the last step

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,26 +30,23 @@ from gptddp.model.sums import Sums
 from gptddp.run import crash_loop
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
-from gptddp.run.progress import Progress
 from gptddp.training import quarantine
 from gptddp.training.agree import Agreed, agree
-from gptddp.training.clock import PhaseClock, RankSeconds
+from gptddp.training.clock import PhaseClock
 from gptddp.training.end import save_last, wait_for_scrape
 from gptddp.training.go_back import way_back
 from gptddp.training.guard import Guard
 from gptddp.training.line import line_of
-from gptddp.training.live_state import LiveState
-from gptddp.training.recorder import Recorder
+from gptddp.training.parts import LifeParts
 from gptddp.training.rows import Rows
 from gptddp.training.samples import sample
-from gptddp.training.stalls import Stall, Stalls
 from gptddp.training.stop import StopFlag
 from gptddp.training.worlds import Worlds
 
 _PATIENCE = 8  # so many times as long as a step takes, a silent peer is waited for
 
 
-class Life:
+class Life(LifeParts):
     """A life of the run as the loop sees it. Methods are for all ranks alike.
 
     The live state (tensors and progress) is whole except within `stepping`: only then is there none
@@ -70,36 +66,15 @@ class Life:
         """`state`: None on a rank that gets it from others. `lease`: on rank 0 only, and not in an
         audit.
         """
-        self.origin, self.config = origin, origin.config  # the run's, every field closed
-        self.generation = origin.generation  # of the books, which a new rank 0 begins anew
-        self.world, self.stop, self.clock = world, stop, clock
-        self.progress = Progress.from_meta(state.meta if state else {})
-        self.spent = RankSeconds(clock, world, world.device)
-        self.recorder: Recorder | None = None
-        if lease:
-            self.recorder = Recorder(origin, dataset, lease, world, self.spent, stop)
-        self.live = LiveState(origin)
-        # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
-        self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
-        self.line: dict[str, Any] = {}  # of the log, of the last finished step
+        super().__init__(origin, state.meta if state else {}, lease, dataset, world, stop, clock)
         self._state: SavedState | None = state  # until it is restored
-        self.dataset, self.tokenizer = dataset, dataset.tokenizer()
-        self.rows: Rows  # from `guard` on
+        self.tokenizer = dataset.tokenizer()
         self.worlds: Worlds  # from `restore` on
-        self.net: GPT  # likewise
-        self.tensors: Mapping[str, Tensor]  # the live ones, likewise
-        self.machines: list[str] = []  # what the ranks of the world compute on
         self._began_step = 0.0  # monotonic
         self._parts, self._beats = 0, 0  # micro-batches of the step; of the pulse, at its beginning
-        self.stalls = Stalls(world, clock, self._stalled)
         self._guard = Guard(self)
         stop.unfinished = self._unfinished
         stop.hung, stop.silent = self._guard.hung, self.stalls.silent
-
-    @property
-    def step(self) -> int:
-        """Finished optimizer steps of the run."""
-        return self.progress.step
 
     @property
     def goes_on(self) -> bool:
@@ -180,10 +155,6 @@ class Life:
         rows = self.config.batch // self.config.lanes  # of a slot
         self._parts = len(batch.tokens) // rows * -(-rows // self.config.micro_batch)
         return batch
-
-    def _stalled(self, stall: Stall) -> None:
-        if self.recorder:
-            self.recorder.stalled(stall)
 
     def _unfinished(self) -> str:
         """In a thread: the step that a stop waits for; "" where there is none."""

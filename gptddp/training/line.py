@@ -2,17 +2,15 @@
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gptddp.data.loader import Batch
 from gptddp.training.agree import Agreed
-
-if TYPE_CHECKING:
-    from gptddp.training.life import Life
+from gptddp.training.parts import LifeParts
 
 
 def line_of(
-    life: "Life",
+    life: LifeParts,
     batch: Batch,
     agreed: Agreed,
     step_s: float,

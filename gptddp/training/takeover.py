@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gptddp.checkpoint import run_state, store
 from gptddp.distributed.members import LeaseAsked
@@ -19,10 +19,8 @@ from gptddp.files import patiently
 from gptddp.run.history import highest_generation
 from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
+from gptddp.training.parts import LifeParts
 from gptddp.training.recorder import Recorder
-
-if TYPE_CHECKING:
-    from gptddp.training.life import Life
 
 _POLL_S = 0.25
 
@@ -31,7 +29,7 @@ class Takeover(threading.Thread):
     """Rank 0 only, from the loss of the one before until it has the books."""
 
     def __init__(
-        self, life: "Life", event: Mapping[str, Any], lease: Lease | None, follows: bool
+        self, life: LifeParts, event: Mapping[str, Any], lease: Lease | None, follows: bool
     ) -> None:
         """`lease`: where this process has had to take it before; `follows`: it is free, as a
         majority knows that its holder is not in the world.
@@ -104,7 +102,7 @@ class Proof:
     A minority that has it lets it go, and takes it again only where nobody else does.
     """
 
-    def __init__(self, asked: LeaseAsked, life: "Life") -> None:
+    def __init__(self, asked: LeaseAsked, life: LifeParts) -> None:
         """Raises Superseded where another has taken it."""
         self.asked = asked
         self._lease: Lease | None = None

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -28,10 +28,8 @@ from gptddp.run import moves
 from gptddp.run.lease import Lease
 from gptddp.training.begin import introduction
 from gptddp.training.compare import compare
+from gptddp.training.parts import LifeParts
 from gptddp.training.takeover import Proof, Takeover
-
-if TYPE_CHECKING:
-    from gptddp.training.life import Life
 
 TOLD = "told to stop"
 _POLL_S = 0.25
@@ -46,7 +44,7 @@ log = logging.getLogger(__name__)
 class Worlds:
     """All ranks: the present world of a life, and the way into the next."""
 
-    def __init__(self, life: "Life", sums: Sums) -> None:
+    def __init__(self, life: LifeParts, sums: Sums) -> None:
         self.is_over = False  # the life has come to its end
         self.ends = False  # agreed: the world does, after the step that is done
         self.save_soon = False  # somebody has gone with the state, or waits with it
