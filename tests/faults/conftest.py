@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.faulty_jobs import Fault, Job
+from support.faulty_jobs import Fault, Job, check_same_run
 from support.forked import train
 from support.measurements import write_measurement
 from support.owned import check_nobodys
@@ -48,6 +48,17 @@ def undisturbed(corpus, tmp_path_factory):
         return folder / "run"
 
     return run
+
+
+@pytest.fixture
+def ends_undisturbed(undisturbed):
+    """ends_undisturbed(job): it comes to its end, and is the run that nobody disturbs."""
+
+    def check(job: Job) -> None:
+        job.finish()
+        check_same_run(job, undisturbed(*job.flags, "--steps", str(job.last()), data=job.data))
+
+    return check
 
 
 @pytest.fixture

@@ -7,18 +7,17 @@ import signal
 import time
 
 import pytest
-from support.faulty_jobs import SHORT, Job, check_same_run, long
+from support.faulty_jobs import SHORT, Job, long
 from support.processes import alive
 from support.waiting import until
 
-STEPS = ("--steps", "900" if SHORT else "2500", "--eval-every", "5000")
 GO_ON = "the others do the step again without it, then go on with its successor"
 
 
 @pytest.fixture(scope="module")
 def job(jobs):
     """One job for all the kills in this file."""
-    it = jobs(*STEPS, "--checkpoint-every", "3600")
+    it = jobs()
     it.steady()
     return it
 
@@ -116,7 +115,6 @@ def test_three_pods_killed_two_seconds_apart(job, strike, order):
     fault.seconds = job.longest_s(first)
 
 
-def test_the_run_is_the_undisturbed_one(job, undisturbed):
+def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
     """After all of the above."""
-    job.finish()
-    check_same_run(job, undisturbed(*STEPS))
+    ends_undisturbed(job)

@@ -6,14 +6,11 @@ import sys
 import time
 
 import pytest
-from support.faulty_jobs import SHORT, check_same_run, long
+from support.faulty_jobs import SHORT, long
 from support.namespaces import NAME, PREFIX, bridge, enter, inside, sh
 from support.paths import SUPPORT
 
 from gptddp.k8s.local.container import Network
-
-STEPS = ("--steps", "800" if SHORT else "3000", "--eval-every", "5000")
-STEPS += ("--checkpoint-every", "3600")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +36,6 @@ def job(jobs, network, hosts):
     """Four pods in their namespaces, which find the rendezvous by its name."""
 
     it = jobs(
-        *STEPS,
         network=network,
         within=lambda i: enter(i, hosts),
         GLOO_SOCKET_IFNAME="eth0",
@@ -216,7 +212,6 @@ def test_names_that_do_not_resolve_for_a_while(job, hosts, measured):
     assert (fault.redone, fault.lives) == (0, 0)
 
 
-def test_the_run_is_the_undisturbed_one(job, undisturbed):
+def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
     """After all of the above."""
-    job.finish()
-    check_same_run(job, undisturbed(*STEPS))
+    ends_undisturbed(job)

@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.faulty_jobs import Fault, Job, check_same_run
+from support.faulty_jobs import Fault, Job
 
-STEPS = ("--steps", "600", "--eval-every", "5000", "--checkpoint-every", "3600")
 CGROUP = Path("/sys/fs/cgroup/memory")  # v1; with v2 the kernel ends the whole container
 
 
@@ -33,7 +32,7 @@ def job(jobs, cgroup):
         enter = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
         return ["sh", "-c", enter, "sh"] if i == 1 else []
 
-    it: Job = jobs(*STEPS, within=within)
+    it: Job = jobs(within=within)
     it.hold(1, 2, 3)
     return it
 
@@ -86,20 +85,19 @@ def test_a_worker_that_the_kernel_ends_for_its_memory(job, cgroup, strike):
     assert "SIGKILL" in job.pods[1].log.read_text()
 
 
-def test_the_run_is_the_undisturbed_one(job, undisturbed):
+def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
     """After all of the above."""
-    job.finish()
-    check_same_run(job, undisturbed(*STEPS))
+    ends_undisturbed(job)
 
 
 # -- two workers a pod -----------------------------------------------------------------------------
 
 
 @pytest.mark.fault(1)
-def test_pods_of_two_workers(jobs, undisturbed, measured):
+def test_pods_of_two_workers(jobs, ends_undisturbed, measured):
     """Killed alone, one of them takes no other along, not even the one of its own pod; and a pod
     is lost with both."""
-    job = jobs(*STEPS, size=2, per_pod=2)
+    job = jobs(size=2, per_pod=2)
     job.steady(4)
 
     def others(*lost):
@@ -117,5 +115,4 @@ def test_pods_of_two_workers(jobs, undisturbed, measured):
         fault.back_s = job.entered(step_s)
         measured(what, fault, "the others go on without")
         assert others(*lost) == kept and (fault.redone, fault.lives) == (0, 0)
-    job.finish()
-    check_same_run(job, undisturbed(*STEPS))
+    ends_undisturbed(job)

@@ -9,7 +9,7 @@ import os
 import time
 
 import pytest
-from support.faulty_jobs import Fault, check_same_run, long
+from support.faulty_jobs import Fault, long
 from support.namespaces import PREFIX, bridge, enter, inside
 
 from gptddp.k8s.local.container import Network
@@ -17,7 +17,7 @@ from gptddp.run import lease
 from gptddp.run.history import read_ledger
 
 pytestmark = long
-STEPS = ("--steps", "300", "--eval-every", "5000", "--checkpoint-every")
+STEPS = ("--steps", "300", "--checkpoint-every")
 PAUSE_S = 0.3
 WAITS = "waiting as long as job gptddp-"
 CUT = (  # at once: whoever sends to the other side, or from it, is told that the connection is gone
@@ -55,7 +55,9 @@ def rest(jobs, seconds):
 
 
 @pytest.mark.fault(28)
-def test_two_jobs_of_one_manifest_in_two_networks(jobs, network, tmp_path, undisturbed, measured):
+def test_two_jobs_of_one_manifest_in_two_networks(
+    jobs, network, tmp_path, ends_undisturbed, measured
+):
     """Each sees itself as worker-0: the first trains on, also after the loss of a pod, the second
     says for whom it waits; it goes on when all pods of the first are lost, and the first waits."""
     local = Network(f"127.{10 + os.getpid() % 200}.254", 23000)
@@ -102,18 +104,16 @@ def test_two_jobs_of_one_manifest_in_two_networks(jobs, network, tmp_path, undis
     rest(both, 1.5 * lease.EXPIRY_S)
     assert len(first.lives()) == lives + 1
     second.finish()
-    first.finish()
-    check_same_run(first, undisturbed(*STEPS, "2"))
+    ends_undisturbed(first)
 
 
 @pytest.mark.fault(17)
-def test_a_worker_0_whose_connections_are_reset(jobs, network, tmp_path, undisturbed):
+def test_a_worker_0_whose_connections_are_reset(jobs, network, tmp_path, ends_undisturbed):
     """Each side takes the other for dead, as after a kill: one of them has the run, whichever it
     is, no two write, and healed they are one world."""
     hosts = tmp_path / "hosts"
     hosts.write_text(f"127.0.0.1 localhost\n{PREFIX}.100 gptddp-worker-0\n")
     job = jobs(
-        *(*STEPS, "3600"),
         size=3,
         pause_s=PAUSE_S,
         network=network,
@@ -133,5 +133,4 @@ def test_a_worker_0_whose_connections_are_reset(jobs, network, tmp_path, undistu
     job.steady()
     events = [it for it in read_ledger(job.run) if it["event"] == "start"]
     assert len({it["generation"] for it in events}) == len(events)
-    job.finish()
-    check_same_run(job, undisturbed(*STEPS, "3600"))
+    ends_undisturbed(job)

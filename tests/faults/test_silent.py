@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.faulty_jobs import SHORT, check_same_run, long
+from support.faulty_jobs import long
 from support.launchers import Training, undisturbed
 from support.processes import alive
 from support.same_bits import check_same_lines
@@ -16,8 +16,6 @@ from support.waiting import until
 
 from gptddp.run import lease
 
-STEPS = ("--steps", "900" if SHORT else "3500", "--eval-every", "5000")
-STEPS += ("--checkpoint-every", "3600")
 DROPPED = "dropped by its own launcher's word", "dropped by the majority of the others"
 BACK_S = 30.0  # until a pod is back that has woken up, with a margin of several times
 BUSY_S = 10
@@ -25,7 +23,7 @@ BUSY_S = 10
 
 @pytest.fixture(scope="module")
 def job(jobs):
-    it = jobs(*STEPS)
+    it = jobs()
     it.steady()
     return it
 
@@ -137,10 +135,9 @@ def test_a_tie_takes_the_lease(job, strike, rank):
     job.steady()
 
 
-def test_the_run_is_the_undisturbed_one(job, undisturbed):
+def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
     """After all of the above."""
-    job.finish()
-    check_same_run(job, undisturbed(*STEPS))
+    ends_undisturbed(job)
 
 
 # -- hangs, with short limits ----------------------------------------------------------------------

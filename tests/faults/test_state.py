@@ -6,11 +6,10 @@ import signal
 import time
 
 import pytest
-from support.faulty_jobs import SHORT, Fault, check_same_run, long
+from support.faulty_jobs import Fault, long
 
 from gptddp.run.history import read_ledger
 
-STEPS = ("--steps", "500" if SHORT else "1500", "--eval-every", "5000")
 SOON_S = 6.0  # several times what a commit of the model takes here
 LONE_S = 3.0  # of steps are lost at most where the last of several pods is
 
@@ -18,7 +17,7 @@ LONE_S = 3.0  # of steps are lost at most where the last of several pods is
 @pytest.fixture(scope="module")
 def job(jobs):
     """Four pods of which three may go on; only what a fault makes them commit is saved."""
-    it = jobs(*STEPS, "--checkpoint-every", "3600", fewest=3)
+    it = jobs(fewest=3)
     it.steady()
     return it
 
@@ -86,10 +85,9 @@ def test_all_pods_at_once_leave_the_newest_checkpoint(job, measured):
     assert start["source"].startswith("step-") and start["step"] == done
 
 
-def test_the_run_is_the_undisturbed_one(job, undisturbed):
+def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
     """After all of the above."""
-    job.finish()
-    check_same_run(job, undisturbed(*STEPS))
+    ends_undisturbed(job)
 
 
 # -- saves that are hit ----------------------------------------------------------------------------
@@ -98,7 +96,7 @@ def test_the_run_is_the_undisturbed_one(job, undisturbed):
 @pytest.fixture(scope="module")
 def saving(jobs):
     """Four pods, a checkpoint every second."""
-    it = jobs(*STEPS, "--checkpoint-every", "1")
+    it = jobs("--steps", "500", "--checkpoint-every", "1")
     it.until(lambda: len(it.saved()) > 1)
     return it
 
@@ -127,7 +125,7 @@ def test_all_pods_killed_in_a_commit_leave_the_checkpoint_before(saving, measure
 
 
 @pytest.mark.fault(36)
-def test_the_end_may_be_killed_twice(saving, measured, undisturbed):
+def test_the_end_may_be_killed_twice(saving, measured, ends_undisturbed):
     """Rank 0: before the last checkpoint, and its heir again before the run is called finished.
 
     Success is told once, and the parameters are those of an undisturbed job to the bit.
@@ -137,22 +135,20 @@ def test_the_end_may_be_killed_twice(saving, measured, undisturbed):
     saving.kill_at("end")
     began = time.time()
     saving.kill_at("finish")
-    saving.finish()
+    ends_undisturbed(saving)
     fault = Fault(time.time() - began)
     measured("rank 0's pod killed before the last commit, and again after it", fault, "done once")
-    check_same_run(saving, undisturbed(*STEPS))
 
 
 # -- the last of several ---------------------------------------------------------------------------
 
 PODS = 3
-LAST = ("--steps", "400", "--eval-every", "5000", "--checkpoint-every", "3600")
 
 
 @pytest.fixture(scope="module")
 def three(jobs):
     """Three pods of which one may go on."""
-    it = jobs(*LAST, size=PODS)
+    it = jobs(size=PODS)
     it.steady()
     return it
 
@@ -178,7 +174,6 @@ def test_the_last_of_several_pods_saves_what_it_holds(three, measured, apart_s, 
         assert fault.redone * step_s <= 2 * LONE_S
 
 
-def test_the_run_of_the_three_is_the_undisturbed_one(three, undisturbed):
+def test_the_run_of_the_three_is_the_undisturbed_one(three, ends_undisturbed):
     """After all of the above."""
-    three.finish()
-    check_same_run(three, undisturbed(*LAST))
+    ends_undisturbed(three)

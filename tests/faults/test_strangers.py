@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.faulty_jobs import check_same_run
 
-STEPS = ("--steps", "300", "--eval-every", "5000", "--checkpoint-every", "3600")
 HELD = 100  # connections at a port, and so many that are never closed
 
 
 @pytest.fixture(scope="module")
 def job(jobs):
-    it = jobs(*STEPS)
+    it = jobs()
     it.steady()
     return it
 
@@ -84,7 +82,7 @@ def stranger(job) -> Iterator[None]:
 def test_a_stranger_neither_joins_nor_holds_up_a_recovery(job, jobs, strike):
     """A worker, then a pod is killed while he is at all ports; a pod with another key is no
     member."""
-    another = jobs(*STEPS, size=5, network=job.network, key="another key" * 4)
+    another = jobs(size=5, network=job.network, key="another key" * 4)
     another.hold(0, 1, 2, 3)
     with stranger(job):
         happens = "the others go on as if he were not there"
@@ -99,7 +97,6 @@ def test_a_stranger_neither_joins_nor_holds_up_a_recovery(job, jobs, strike):
     assert max(line["world_size"] for line in job.lines()) == 4
 
 
-def test_the_run_is_the_undisturbed_one(job, undisturbed):
+def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
     """After all of the above."""
-    job.finish()
-    check_same_run(job, undisturbed(*STEPS))
+    ends_undisturbed(job)

@@ -36,6 +36,9 @@ from gptddp.run.history import history, last_step, read_ledger
 ENTRY = [sys.executable, "-c", START, str(SUPPORT / "slow_worker.py")]
 KEY = "faults" * 8
 PAUSE_S = 0.1  # what a step takes, nearly
+# Of every job, if it is not given others: it ends when the test does, at the same rate whenever.
+FLAGS = ("--steps", "1000000", "--final-lr", "1", "--eval-every", "5000")
+FLAGS += ("--checkpoint-every", "3600")
 SHORT = bool(os.environ.get("SHORT"))  # fewer repetitions, and the rows of minutes left out
 long = pytest.mark.skipif(SHORT, reason="only in the full `make test-faults`")
 
@@ -78,7 +81,8 @@ class Job:
         (folder / "logs").mkdir()
         self.pause(pause_s)
         options = {"replicas": size, "min": fewest, "nproc_per_node": per_pod}
-        built = manifest.objects(spec.load(None, options, [*SMALL, *flags]))[-1]
+        self.data, self.flags = corpus, (*FLAGS, *flags)
+        built = manifest.objects(spec.load(None, options, [*SMALL, *self.flags]))[-1]
         self.network = network or Network(f"127.{10 + os.getpid() % 200}.{_slot()}", 23000)
         volumes = {"data": corpus, "runs": runs}
         plans = pods.plan(built, self.network, folder / "pods", volumes, key)
@@ -284,8 +288,12 @@ class Job:
     # -- the end ---------------------------------------------------------------------------------
 
     def finish(self, timeout_s: float = 300.0) -> None:
-        """Let the job end by itself, as fast as it can; it must succeed."""
+        """Let the job end by itself, as fast as it can, or stop it; it must succeed."""
         self.pause(0)
+        if self.flags.count("--steps") == 1:
+            self.stop(*(i for i, pod in enumerate(self.pods) if pod.process))
+            self.until(lambda: not any(pod.process for pod in self.pods), 60, "the end")
+            return
         self.until(lambda: self.controller.conditions.has("Succeeded"), timeout_s, "success")
         self.until(lambda: self.controller.done, 90, "the end of all pods")
 
