@@ -85,8 +85,6 @@ class Job:
         for i in range(PODS):
             if i in self.pods and self.pods[i].poll() is None:
                 continue
-            shm = self.folder / f"shm-{i}"  # in memory on a cluster; the state is small
-            shm.mkdir(parents=True, exist_ok=True)
             ours = (
                 {
                     "POD_NAME": f"pod-{i}",
@@ -95,7 +93,6 @@ class Job:
                     "PET_NPROC_PER_NODE": "1",
                     "PET_RDZV_ID": "ours",
                     "PET_RDZV_ENDPOINT": f"{self.net}.100:29411",
-                    "GPTDDP_MEMORY": str(shm),
                 }
                 if self.kind == "ours"
                 else {}

@@ -95,14 +95,6 @@ def has_own_gpus() -> bool:
     )
 
 
-def shared_memory() -> Path | None:
-    """GPTDDP_MEMORY, which the manifest sets to the pod's /dev/shm: there, what is left has an end.
-
-    On a machine of its own a run that is never taken up again would hold its state for ever.
-    """
-    return Path(os.environ["GPTDDP_MEMORY"]) if os.environ.get("GPTDDP_MEMORY") else None
-
-
 def job() -> str | None:
     """The name of the job, the same in all its pods and lives, for messages and for who waits.
 

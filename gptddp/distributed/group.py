@@ -23,6 +23,7 @@ import torch
 import torch.distributed as td
 
 from gptddp.distributed import pulse, torch_private
+from gptddp.distributed.environment import ranks
 from gptddp.distributed.members import AT, Members, View
 from gptddp.errors import Broken, LifeLost
 
@@ -132,7 +133,8 @@ class Group:
             if not waits or not cpu or cpu != before:  # while it forms, gloo has a limit
                 since = time.monotonic()
             if time.monotonic() - since > FREE_S and self._cut_at == cut_at:
-                print("gloo does not let go of a broken collective", file=sys.stderr, flush=True)
+                what = f"[rank {ranks().rank}] a broken collective does not let go of this process"
+                print(f"{what}: it ends, and another comes back", file=sys.stderr, flush=True)
                 os._exit(LifeLost.exit_code)
 
     def _wait_for(self, there: Callable[[], bool]) -> None:
@@ -144,8 +146,8 @@ class Group:
 
     def _why(self) -> str:
         lost = self.members.lost_of(self.view) if self.view else []
-        pods = ", ".join(it.pod or it.id[:8] for it in lost)
-        return f"{pods} lost" if pods else "the world has changed" if self.is_broken else ""
+        who = ", ".join(it.pod or f"worker {it.id[:8]}" for it in lost)
+        return f"lost {who}" if who else "the world has changed" if self.is_broken else ""
 
     def _reconfigure(self, number: int, handles: list[str]) -> None:
         torch_private.reconfigure(number, handles, timedelta(seconds=_CONNECT_S))

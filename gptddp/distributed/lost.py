@@ -25,6 +25,15 @@ def is_lost_peer(error: BaseException) -> bool:
     return any(words in text for words in LOST_PEER)
 
 
+def said(error: BaseException) -> str:
+    """What torch says of it in its first line, without the place in its own sources.
+
+    "[gloo/.../pair.cc:553] Connection closed by peer [...]:1234. This is ...", behind other words
+    where it comes out of a bucket's future.
+    """
+    return re.sub(r"^.*\[\S+\.cc:\d+\] ", "", str(error).splitlines()[0]).split(". ")[0]
+
+
 def blame(error: BaseException, world: World, waited_s: float) -> str:
     """Each rank whose collective has failed: what it says, or which peer was silent, and where.
 
@@ -41,10 +50,7 @@ def blame(error: BaseException, world: World, waited_s: float) -> str:
         with contextlib.suppress(td.DistError):  # a store that is gone cannot tell either
             world.post("here", True)
     if not world.is_static or (timeout is None and waited_s < 0.9 * connect.TIMEOUT_S):
-        # "[gloo/.../pair.cc:553] Connection closed by peer [...]:1234. This is ...", behind other
-        # words where it comes out of a bucket's future
-        text = re.sub(r"^.*\[\S+\.cc:\d+\] ", "", text).split(". ")[0]
-        return f"{text} in {where}"
+        return f"{said(error)} in {where}"
     here: set[int] = set()
 
     def listen() -> None:

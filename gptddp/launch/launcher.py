@@ -70,7 +70,7 @@ CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # to ask for GPUs brings no CUDA i
 # banner about threads, whose number the trainer sets by call.
 DEFAULTS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 _NO_KEY = (
-    "whoever reaches the ports of the launchers can change who is in the job; a Secret of the job's"
+    "whoever reaches the ports of the launchers can join the job, and end it; a Secret of the job's"
     " name gives its pods a key, and `gptddp-k8s submit` makes one: see docs/security.md"
     " of the sources"
 )
@@ -234,9 +234,8 @@ class Launcher:
                 self.most,
                 folder,
             )
-            os.environ["GPTDDP_MEMBERS"] = str(
-                self.mesh.start()
-            )  # before torch: the others see us at once
+            # before torch: the others see us at once
+            os.environ["GPTDDP_MEMBERS"] = self.mesh.start()
             stack.callback(lambda: self.mesh.close("its launcher has ended"))
             import torch.distributed.run  # noqa: F401  # a second or two
 
@@ -283,7 +282,8 @@ class Launcher:
                 self.mesh.end_of_worker(how)
                 longer_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
                 pause_s = 0.0 if self._was_killed(code) else longer_s
-                _say(f"the worker is lost ({how}); it is started again in {pause_s:g} s")
+                when = f"in {pause_s:g} s" if pause_s else "at once"
+                _say(f"the worker is lost ({how}); it is started again {when}")
 
     def _was_killed(self, code: int | None) -> bool:
         """Has it ended for a reason that the next one will not have, too?"""

@@ -21,7 +21,7 @@ def restarts(run: RunRecord) -> Notes:
     for before, life in zip(run.lives, run.lives[1:], strict=False):
         if type(step := life.start.get("step")) is not int:
             continue
-        cost = "no step was done"
+        cost = "the steps went on" if life.took_over else "no step was done"
         if life.recovered:
             cost = f"{duration(life.lost_s)} ({', '.join(parts(life))})"
         why = visible(cause(before, life))

@@ -1,7 +1,7 @@
 """One job at a time has a run: `lease.json` in the run directory, which its holder keeps touching.
 
 It names the job, the life and the process that hold the run. A life that follows the holder's takes
-it over at once: it knows that one to be over (`known_lives`). So does any process that sees
+it over at once: it knows that one to be over, as a majority says. So does any process that sees
 that the holder is dead, which one of the same machine and process namespace can. All others poll
 the file: while its time of change moves, a job of another name is refused, and one of the same name
 waits; when it has stood still for EXPIRY_S, by the poller's own clock, it is taken over. No clock

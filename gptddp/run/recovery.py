@@ -17,7 +17,7 @@ from gptddp.run.history import newest_lost_life
 from gptddp.run.json_lines import backwards, parse
 from gptddp.run.summary import Summary
 
-PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")  # of a `recovered` event
+PARTS = ("reform_s", "reload_s", "first_step_s")  # of a `recovered` event
 _MOST_LINES = 20_000  # of a log are read: the table is there every ten seconds
 UNKNOWN = "rank 0 left no word: it was killed"
 
@@ -67,18 +67,18 @@ def unsaved_s(ledger: Summary) -> float:
     return age_s if age_s >= 0 else math.inf
 
 
-def seconds(last: Last, joined: float, ready: float, first_step: float) -> dict[str, float | None]:
+def seconds(last: Last, joined: float, ready: float, first_step: float) -> dict[str, float]:
     """The parts of a recovery, from the last finished step to the first new one.
 
-    detect: null, as nobody has survived; reform: until this life's process group was up (the old
-    workers' end, the wait for the lease, new workers); reload: until
-    the state was back on all ranks; first_step: until a step was done. Clocks that differ
-    falsify the parts, but none is negative, and they add up to the total. All in seconds.
+    reform: until this life's process group was up (the old workers' end, the wait for the lease,
+    new workers); reload: until the state was back on all ranks; first_step: until a step was done.
+    Clocks that differ falsify the parts, but none is negative, and they add up to the total. All in
+    seconds.
     """
-    moments = [last.step_time, last.step_time, joined, ready, first_step]
+    moments = [last.step_time, joined, ready, first_step]
     moments = list(accumulate((min(at, first_step) for at in moments), max))
-    parts: dict[str, float | None] = {
+    parts = {
         name: round(end - begin, 3)
         for name, (begin, end) in zip(PARTS, pairwise(moments), strict=True)
     }
-    return parts | {"detect_s": None, "total_s": round(moments[-1] - moments[0], 3)}
+    return parts | {"total_s": round(moments[-1] - moments[0], 3)}

@@ -56,7 +56,7 @@ def joined(config: Config, dataset: Dataset, world: World) -> Origin:
     while not (told := members.wait_for(lambda: members.posts("origin"), _TELL_S)):
         pulse.beat()
         if not members.is_going:
-            raise LifeLost("there is no world any more to come into")
+            raise LifeLost("the world that this worker was to join has ended")
     about = next(iter(told.values()))
     if not isinstance(about, dict) or not isinstance(life := about.get("life"), str):
         raise BadMessage("a rank", f"{about!r:.80} for its life")

@@ -29,9 +29,12 @@ def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
     if len({fps[rank] for rank in have}) > 1:
         raise Diverged({rank: fps[rank] for rank in have}, newest, world.names)
     if layout != layouts[giver]:
-        raise ConfigError("this process would add up its gradients in another order")
+        raise ConfigError(
+            "this worker's DDP would add up gradients in another order than the ranks that go on: "
+            "all pods of a run must have the same torch, on the same kind of device"
+        )
     if len({*layouts}) > 1:
-        raise LostPeer("a rank that has come would add up its gradients in another order")
+        raise LostPeer("a worker that has come would add up gradients in another order: it ends")
     if len(have) < world.world_size:
         _hand_over(life, giver, step == newest, known)
     life.generation, life.machines = max(generations), sorted({*machines})

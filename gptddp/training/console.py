@@ -17,7 +17,7 @@ from gptddp.training import results
 from gptddp.training.events import Event
 
 _RECENT = 20  # steps, by whose median the time that is left is known
-_NOTE, _WARN, _FAIL = logging.INFO, logging.WARNING, logging.ERROR
+_NOTE, _WARN = logging.INFO, logging.WARNING
 # By kind of event: the level of its line, and the text, which takes its fields. gptddp-k8s reads
 # some of them (k8s/observe/rank_0_log.py).
 _TEXTS = {

@@ -54,7 +54,7 @@ _FAMILIES: Sequence[tuple[Any, ...]] = (
     (_Gauge, "last_pause_seconds", "Of the steps, at the last change of the world."),
     (_Gauge, "nodes_min", "Pods that are enough to go on."),
     (_Gauge, "nodes_max", "Pods that the job asks for."),
-    (_Gauge, "incarnation", "Lives of the run so far: its generation."),
+    (_Gauge, "incarnation", "Generation: lives, and rank 0s that took over."),
     (_Gauge, "agent_restarts", "Restarts of workers by rank 0's launcher."),
     (_Gauge, "last_checkpoint_step", "Step of the last durable checkpoint."),
     (_Gauge, "last_checkpoint_timestamp_seconds", "When it was committed, or since when none was."),

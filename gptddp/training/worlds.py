@@ -20,7 +20,7 @@ import torch
 
 from gptddp.distributed import pulse
 from gptddp.distributed.connect import FIRST_TIMEOUT_S
-from gptddp.distributed.lost import is_lost_peer
+from gptddp.distributed.lost import is_lost_peer, said
 from gptddp.distributed.members import LeaseAsked, Out, View
 from gptddp.errors import BadMessage, LifeLost, Stopped
 from gptddp.model.sums import Sums
@@ -56,7 +56,6 @@ class Worlds:
         self._ids: list[str] = view.ids if view else []  # of the last world entered, by rank
         self._how: dict[str, str] = {}  # each member that is gone since then
         self._noticed: float | None = None  # monotonic: that the world is over
-        self._told_since: float | None = None  # monotonic: this rank is to stop
         self._proof: Proof | None = None
         self._lease: Lease | None = None  # taken as the proof for a view
         self._pods: list[str] = list(self._world.pods)  # of `_ids`
@@ -76,7 +75,7 @@ class Worlds:
         """Is this the end of the world only? Not while the state is changing: then it is lost."""
         if self._world.is_static or self._life.live.is_changing or not is_lost_peer(error):
             return False
-        log.info("[rank %d] the world is over: %s", self._world.rank, str(error).splitlines()[0])
+        log.info("[rank %d] another world is due: %s", self._world.rank, said(error))
         self.ends = True
         self._noticed = self._noticed or time.monotonic()
         return True
@@ -144,7 +143,7 @@ class Worlds:
                 if members.is_going:
                     since = time.monotonic()
                 elif time.monotonic() - since > _GONE_S:
-                    raise LifeLost("there is no world any more to come into")
+                    raise LifeLost("the world that this worker was to join has ended")
             elif since and time.monotonic() - since > _BROKEN_S and self._world.view:
                 since = 0.0
                 members.broken(self._world.view)
@@ -154,9 +153,9 @@ class Worlds:
 
         Rank 0 does not: whatever it still writes is another life's (LifeLost).
         """
-        log.warning("[rank %d] the others go on without this process", self._world.rank)
         if self._life.recorder or self.takeover:
-            raise LifeLost("dropped by the other ranks, which have another rank 0 now")
+            raise LifeLost("the others have gone on without this process, with another rank 0")
+        log.warning("[rank %d] the others have gone on without it: it joins them", self._world.rank)
         assert self._world.members
         self._world.members.rejoin()
         self._world.alone()
@@ -284,7 +283,9 @@ class Worlds:
             if life.recorder:
                 life.recorder.close()
             world.members.leave(TOLD)
-            raise Stopped(f"{life.stop.cause} after step {life.step}; the others go on")
+            how = f"{life.stop.cause} after step {life.step}; the others go on"
+            log.info("[rank %d] %s", world.rank, how)
+            raise Stopped(how)
         self.ends = bool(news or late) and not life.cause
 
     @contextmanager

@@ -79,7 +79,7 @@ def without_server(job: Job) -> None:
 @pytest.mark.parametrize(
     ("harm", "how"),
     [
-        (killed, "its process died of SIGKILL); it is started again in 0 s"),
+        (killed, "its process died of SIGKILL); it is started again at once"),
         (raises, "its process ended with exit code 1); it is started again in 0.5 s"),
         (crashes, "its process died of SIGSEGV); it is started again in 1 s"),
         (

@@ -33,12 +33,11 @@ ELSEWHERE = {"MFU, A", "Restarts of containers, A", "GPU utilisation, A", "GPU m
 ELSEWHERE |= {"Slowest rank, B"}
 
 
-def pod(i: int, prefix: str, role: str) -> dict[str, Any]:
-    """Pod `i` of the rendered job, with the labels that the operator gives it."""
+def pod(i: int, prefix: str) -> dict[str, Any]:
+    """Pod `i` of the rendered job, with the label that the operator gives it."""
     rendered = render_job({"name": NAME})
     about = worker(rendered)["template"]["metadata"]
     about["labels"]["training.kubeflow.org/job-name"] = NAME
-    about["labels"] |= {"training.kubeflow.org/job-role": role} if role else {}
     return {
         "metadata": {"name": f"{NAME}-worker-{i}", "namespace": NAMESPACE, **about},
         "spec": pod_spec(rendered),
@@ -53,8 +52,7 @@ class Story:
         flags = ("--steps", str(STEPS), "--checkpoint-every", "4", "--metrics-port", str(PORT))
         self.job = Training(folder / "job", corpus, 3, 31, 2, *flags)
         targets = folder / "pods.json"
-        roles = {0: "master", 1: "", FIRST: "master"}
-        write_pods(targets, [pod(i, self.job.prefix, role) for i, role in roles.items()])
+        write_pods(targets, [pod(i, self.job.prefix) for i in (0, 1, FIRST)])
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(write_rules(folder / "rules.yaml"))],

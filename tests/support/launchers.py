@@ -54,9 +54,7 @@ class Job:
                 **self.operator_env(i),
                 "GPTDDP_RENDEZVOUS_KEY": KEY,
                 "GPTDDP_GRACE_S": str(self.grace_s),
-                "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
             }
-            Path(env["GPTDDP_MEMORY"]).mkdir(exist_ok=True)
             code = (QUICK if self.script == TOY else "") + self.before + START
             given = (str(self.script), "--run-dir", str(self.folder), *self.flags)
             log = self.folder / f"pod-{i}.log"

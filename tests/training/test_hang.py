@@ -79,9 +79,7 @@ STEPS = 12
 @pytest.fixture
 def life(corpus, tmp_path):
     """life(code, times, first_s): a process that trains; its exit code and what it has said."""
-    (tmp_path / "memory").mkdir()
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("GPTDDP_", "SLURM_"))}
-    env = clean | {"GPTDDP_MEMORY": str(tmp_path / "memory")}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("GPTDDP_", "SLURM_"))}
     flags = [*SMALL, "--data", str(corpus), "--steps", str(STEPS), "--eval-every", "1000"]
     run = "\nfrom gptddp.distributed.process import run; run(train.main)"
 

@@ -28,7 +28,7 @@ CONFIG = Config(steps=400, checkpoint_every=60.0)
 
 
 def two_ranks() -> RankSeconds:
-    return RankSeconds(PhaseClock("step"), SimpleNamespace(rank=0, world_size=2))
+    return RankSeconds(PhaseClock("step"), SimpleNamespace(rank=0, world_size=2, view=None))
 
 
 def shown(metrics: m.Metrics) -> dict[str, float]:

@@ -244,7 +244,6 @@ def own_env(spec: JobSpec) -> list[Object]:
     ours = {
         "GPTDDP_ALIVE": ALIVE,
         "GPTDDP_GRACE_S": str(spec.grace_s),
-        "GPTDDP_MEMORY": SHM,  # where a survivor of a fault leaves its snapshot
         **restricted.scratch_env(),
     }
     name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
