@@ -53,7 +53,7 @@ class Guard:
             if life.world.is_static:
                 raise
             raise LifeLost(str(error)) from error  # as another member it comes back
-        except GptddpError:
+        except (GptddpError, LifeLost):
             raise
         except Exception as error:
             if is_lost_peer(error):
