@@ -148,7 +148,9 @@ def running(corpus, tmp_path_factory) -> Iterator[Training]:
     folder = tmp_path_factory.mktemp("hung") / "job"
     job = Training(folder, corpus, 3, 21, 2, "--steps", "1000000", "--checkpoint-every", "3600")
     job.before = "from gptddp.launch import hung; hung.LATER_S = 1.0; "
-    yield job
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HANG_MARGIN_S", "4")
+        yield job
     job.close()
 
 
