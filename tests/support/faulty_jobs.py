@@ -199,7 +199,8 @@ class Job:
         self.until(lambda: time.monotonic() > end, seconds + 60)
 
     def logs(self) -> str:
-        texts = [f"--- {i}\n{pod.log.read_text()[-1500:]}" for i, pod in enumerate(self.pods)]
+        there = [(i, pod.log) for i, pod in enumerate(self.pods) if pod.log.exists()]
+        texts = [f"--- {i}\n{log.read_text()[-1500:]}" for i, log in there]
         return "\n".join([*self.events, *texts])
 
     def lines(self, first: int | None = None) -> list[dict[str, Any]]:
