@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gptddp.k8s.local import reaper
+
 HELD = 100  # connections at a port, and so many that are never closed
 
 
@@ -24,9 +26,8 @@ def job(jobs):
 
 def ports(job) -> set[tuple[str, int]]:
     """Where the processes of the pods listen: launchers, and gloo in the workers."""
-    pids = [*job.workers().values(), *(job.pid(i) for i in range(job.size))]
     inodes = set()
-    for pid in pids:
+    for pid in reaper.members(job.tag):
         with contextlib.suppress(OSError):
             for fd in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
