@@ -84,8 +84,9 @@ def strike(measured):
     """strike(job, what, happens, *pods): do harm within it that loses these pods, or their workers.
 
     `before` ranks, or all, become `world`, or fewer by the lost ones; then the job is whole again,
-    unless nobody comes back (`stays`). What both changes have cost is noted. The workers of all
-    other pods are the processes that they were, no life begins and no step is done again.
+    unless nobody comes back (`stays`). What both changes have cost is noted, or the longest pause.
+    The workers of all other pods are the processes that they were, no life begins and no step is
+    done again.
     """
 
     @contextlib.contextmanager
@@ -97,15 +98,20 @@ def strike(measured):
         before: int | None = None,
         world: int | None = None,
         stays: bool = False,
+        longest: bool = False,
         number: int | None = None,
     ) -> Iterator[Fault]:
         job.steady(before)
+        first, old = job.last(), before or job.size
         kept = {i: pid for i, pid in job.workers().items() if i not in lost}
         step_s = job.step_s()
-        with job.fault(world or (before or job.size) - len(lost)) as fault:
+        with job.fault(world or old - len(lost)) as fault:
             yield fault
         if not stays:
             job.steady()
+        if longest:
+            fault.seconds = job.longest_s(first)
+        elif not stays and world != old:
             fault.back_s = job.entered(step_s)
         measured(what, fault, happens, number)
         assert {i: job.worker(i) for i in kept} == kept
