@@ -91,7 +91,7 @@ class BadRowGroup(DataError):
 
 
 class LifeLost(RuntimeError):
-    """This life of the run is over by no error of its own: the next one goes on."""
+    """This process ends by no error of its own: it is started again, and the run goes on."""
 
     exit_code = 1
 

@@ -6,7 +6,6 @@ is missing, something is.
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -20,8 +19,6 @@ from gptddp.run.directory import CHECKPOINTS, LEDGER
 from gptddp.run.summary import Summary
 
 log = logging.getLogger(__name__)
-
-RETRY_S = (0.5, 1.0, 2.0)  # between looks: a network file system may list a folder late
 
 
 def load(
@@ -39,13 +36,18 @@ def load(
     checkpoints is left; the life in which this very start had that before, or 0; None: not given.
     Raises CheckpointError where that is not said for this start, and what `load_newest` does.
     """
-    for seconds in (*RETRY_S, 0.0):
-        if not (gone := patiently(lambda: missing(run, run_id, recorded))):
-            break
-        time.sleep(seconds)
     loaded = load_newest(run, run_id, known=recorded.commits, branches=recorded.branches, tell=tell)
+    gone = patiently(lambda: missing(run, run_id, recorded))
     if loaded is not None:
-        warn(run, run_id, recorded, f"{loaded.name}, step {loaded.step}")
+        if gone:
+            log.warning(
+                "%s lacks %s, which the run has had: it goes on from %s, step %d. To go on from "
+                "the newest, stop the run and put it back before another checkpoint is written",
+                run / CHECKPOINTS,
+                _listed(gone),
+                loaded.name,
+                loaded.step,
+            )
         return loaded
     if not gone and lost:
         gone = [f"life {lost}, whose checkpoints {LEDGER} does not know"]
@@ -63,18 +65,6 @@ def load(
             )
         log.warning("%s: it begins at step 0 again, as --from-scratch says", what)
     return None
-
-
-def warn(run: Path, run_id: str, recorded: Summary, origin: str) -> None:
-    """Say which commits are missing, the newest among them, where the run goes on from `origin`."""
-    if gone := patiently(lambda: missing(run, run_id, recorded)):
-        log.warning(
-            "%s lacks %s, which the run has had: it goes on from %s. To go on from what is "
-            "missing, stop the run and put it back before another checkpoint is written",
-            run / CHECKPOINTS,
-            _listed(gone),
-            origin,
-        )
 
 
 def missing(run: Path, run_id: str, recorded: Summary) -> list[str]:

@@ -31,7 +31,6 @@ class Status:
     reason: str = ""  # why it is invalid or foreign
     nbytes: int = 0  # of the tensors
     time: float = 0.0  # unix seconds of the save; 0 where unknown
-    read_back: bool = False  # was every byte read when it was written?
     skipped: int = 0  # steps that were not finite, the last of which is its own
 
     @property
@@ -53,7 +52,7 @@ def verify(path: Path, *, full: bool = True, run_id: str | None = None) -> Statu
         manifest = store.read_manifest(path)
         entry = manifest["shards"][0]
         found.nbytes, found.time = entry["nbytes"], manifest["time"]
-        found.read_back, found.skipped = bool(manifest.get("verified")), store.skipped(manifest)
+        found.skipped = store.skipped(manifest)
         if reason := store.refused(manifest, run_id):
             found.state = "foreign" if store.of_another(manifest, run_id) else "invalid"
             found.reason = reason
@@ -95,10 +94,10 @@ def prune(
 ) -> list[str]:
     """Delete what is older than the `keep` newest verified checkpoints; the names deleted.
 
-    Verified: every byte was read back when it was written. The oldest of them, and what was never
-    read back, is read now, so that one stays that can be loaded. Nothing newer than it is deleted,
-    nor the first one of each `keep_every` steps (0: none). What is not of the run `run_id` (None:
-    that is not asked) does not count, and is not deleted.
+    Verified: every byte was read back when it was written. The oldest of them is read now, so that
+    one stays that can be loaded. Nothing newer than it is deleted, nor the first one of each
+    `keep_every` steps (0: none). What is not of the run `run_id` (None: that is not asked) does not
+    count, and is not deleted.
 
     Nor does one count that was saved after a step that was not finite: its weights may be spoilt.
     It is deleted when a newer one is there. So a run that has blown up keeps what was saved before.
@@ -128,10 +127,8 @@ def prune(
 
 
 def _read(path: Path, full: bool, run_id: str | None) -> Status:
-    """Is it good? Reads every byte with `full`, and where that was never done."""
+    """Is it good? Reads every byte with `full`."""
     status = verify(path, full=full, run_id=run_id)
-    if status.state == "complete" and not status.read_back:
-        status, full = verify(path, run_id=run_id), True
     if full and status.state == "invalid":
         log.warning("checkpoint %s is damaged, and older ones stay: %s", path.name, status.reason)
     return status

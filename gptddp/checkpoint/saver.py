@@ -74,7 +74,6 @@ def save(
     request: dict[str, Any],
     data: memoryview,
     before_rename: Callable[[], None],
-    wrote: Callable[[], Any],
 ) -> None:
     """Commit a checkpoint, and prune what is older. On a full disk older ones make room for it.
 
@@ -89,14 +88,14 @@ def save(
         run_id=request["manifest"]["run_id"],
     )
     try:
-        _commit(run, request, data, before_rename, wrote)
+        _commit(run, request, data, before_rename)
     except OSError as full:
         if full.errno not in FULL or not keep:
             raise
         retention.discard_unfinished(run, upto=request["manifest"]["generation"])
         prune(min(keep, 2))
-        _commit(run, {**request, "again": True}, data, before_rename, wrote)
-    if request["read_back"]:
+        _commit(run, {**request, "again": True}, data, before_rename)
+    if keep:
         try:
             prune(keep)
         except OSError as error:  # the checkpoint stands
@@ -108,7 +107,6 @@ def _commit(
     request: Mapping[str, Any],
     data: memoryview,
     before_rename: Callable[[], None],
-    wrote: Callable[[], Any],
 ) -> None:
     manifest, name = request["manifest"], request["name"]
     path = run / CHECKPOINTS / name
@@ -120,7 +118,7 @@ def _commit(
             retention.set_aside(path)
 
     try:
-        store.commit(run, manifest, data, last_look, request["read_back"], wrote)
+        store.commit(run, manifest, data, last_look)
     except FileExistsError:
         if not request["again"]:
             raise
@@ -149,7 +147,7 @@ class Saver:
             error, begin = None, time.perf_counter()
             try:
                 data = self._memory[: request["nbytes"]]
-                save(request, data, self._ask, lambda: self._tell(wrote=True))
+                save(request, data, self._ask)
             except Exception as exception:
                 error = exception
                 if not isinstance(exception, OSError | GptddpError | Unusable):

@@ -81,8 +81,6 @@ class Writer:
         self.generation, self.run_id, self.config = generation, run_id, config
         self.parent = parent
         self.keep, self.keep_every = keep, keep_every
-        self.read_back = True  # not where a grace period is running out
-        self.wrote: Callable[[], None] = lambda: None  # called after each chunk
         self.before_commit, self.fence, self._left = before_commit, fence, left
         self._staging: Staging | None = None
         self._saver = 0  # its process id; 0: there is none
@@ -142,7 +140,6 @@ class Writer:
             "nbytes": staging.nbytes,
             "keep": self.keep,
             "keep_every": self.keep_every,
-            "read_back": self.read_back,
             "again": self._tried == request["name"],
             "stall_s": time.perf_counter() - begin,
         }
@@ -222,8 +219,6 @@ class Writer:
         while (said := self._channel.receive()) is not None:
             if "log" in said:
                 log.log(*said["log"])
-            elif "wrote" in said:
-                self.wrote()
             elif "ready" in said:
                 refusal = self._refusal()
                 code = refusal.errno if isinstance(refusal, OSError) else 0

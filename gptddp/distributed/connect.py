@@ -54,7 +54,7 @@ class World:
     world_size: int
     device: torch.device
     nodes: int  # pods in the present world
-    restarts: int  # of this pod's workers by its agent
+    restarts: int  # of this worker, by its launcher
     address: str  # the pod's own address when it has one to itself, else ""
     job: str | None  # the name of the job, the same in all its lives; None: it has none
     life: str  # the id of this life, which no other has; "" before the first view of a mesh

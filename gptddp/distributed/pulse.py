@@ -58,11 +58,6 @@ def beat(step: int | None = None) -> None:
     _cells[_BEATS] += 1
 
 
-def beats() -> int:
-    """How often this process has beaten."""
-    return int(_cells[_BEATS])
-
-
 def allow(collective_s: float) -> None:
     """The next beats may each take as long as a collective waits for a silent peer, and more."""
     _cells[_LIMIT_S] = collective_s + MARGIN_S
@@ -117,9 +112,9 @@ class Silence:
 class Listening:
     """A thread that ends this process where it hangs; for as long as the context lasts.
 
-    `last_words(where)` is called in another thread first, and returns the exit code; it may leave
-    the state to the next life. A process that nobody would start again, at a terminal where
-    somebody sees it, is not ended: it may be at a breakpoint.
+    `last_words(where)` is called in another thread first, and returns the exit code. A process that
+    nobody would start again, at a terminal where somebody sees it, is not ended: it may be at a
+    breakpoint.
     """
 
     def __init__(

@@ -1,10 +1,9 @@
 """A thread that handles a signal while the main thread cannot, and ends the process in time.
 
 Python runs a signal's handler in the main thread, once that is back from C. In a collective with a
-silent peer, a call to the rendezvous's store or a read from a volume that hangs it may not be back
-before the grace period is over, and the process would be killed with all that it has not saved. But
-the signal's number is written to a pipe at once, in C (`signal.set_wakeup_fd`), and a thread reads
-it.
+silent peer, a call to a store or a read from a volume that hangs it may not be back before the
+grace period is over, and the process would be killed with all that it has not saved. But the
+signal's number is written to a pipe at once, in C (`signal.set_wakeup_fd`), and a thread reads it.
 """
 
 import contextlib

@@ -5,14 +5,13 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from gptddp.distributed import pulse
 
 STACK_S = 0.2  # for a worker to write its stack
-LATER_S = 20.0  # than the worker's own thread, which can leave the state
+LATER_S = 20.0  # than the worker's own thread, which knows more of it
 _NO_BEAT = -1  # the beats of a worker that has no pulse
 # As long as it has not asked for SIGUSR1, that signal ends it.
 _NOT_BEGUN = "hangs before its trainer has begun"
@@ -30,13 +29,9 @@ class Hanging(NamedTuple):
 class Listener:
     """The launcher's end of its worker's pulse; `folder` has the file, beside the verdict."""
 
-    def __init__(
-        self, folder: Path, local_rank: int, tell: Callable[[int, float], None] = lambda *it: None
-    ) -> None:
-        """`tell`: called with step and seconds of a worker that is stopped."""
-        self.folder, self.local_rank, self.tell = folder, local_rank, tell
+    def __init__(self, folder: Path, local_rank: int) -> None:
+        self.folder, self.local_rank = folder, local_rank
         self._silence = {True: pulse.Silence(), False: pulse.Silence()}  # by: has it no pulse?
-        self._said = _NO_BEAT  # the beats after which it was stopped
 
     def hanging(self, pid: int) -> Hanging | None:
         """The worker, if it hangs.
@@ -51,31 +46,10 @@ class Listener:
             it = pulse.Pulse(pid, _NO_BEAT, connect.FIRST_TIMEOUT_S + pulse.MARGIN_S, 0)
         has_none = it.beats == _NO_BEAT
         seconds = self._silence[has_none].listen(pid, it.beats)
-        if seconds > it.expected_s > 0 and it.step and self._said != it.beats:
-            self._tell_stopped(it, seconds)
         if seconds <= it.limit_s + LATER_S:
             return None
         self._silence[has_none] = pulse.Silence()  # it is told once, and again if it lives on
-        return None if has_none and not self._has_room() else Hanging(pid, seconds, it.step)
-
-    def _tell_stopped(self, it: pulse.Pulse, seconds: float) -> None:
-        """Of a worker that cannot say so itself."""
-        with contextlib.suppress(OSError):
-            if is_stopped(it.pid):
-                self._said = it.beats
-                self.tell(it.step, seconds)
-
-    def _has_room(self) -> bool:
-        """Could a worker have left its pulse? On a full disk it cannot, and is no worse for it."""
-        probe = self.folder / "pulse.probe"
-        try:
-            probe.write_bytes(b"room")
-            return True
-        except OSError:
-            return False
-        finally:
-            with contextlib.suppress(OSError):
-                probe.unlink(missing_ok=True)
+        return Hanging(pid, seconds, it.step)
 
     def where(self, pid: int) -> str:
         """Where this worker is, by the stack that it writes on SIGUSR1: `hangs in f (a.py:7)`."""
@@ -86,7 +60,7 @@ class Listener:
             whose, *lines = (self.folder / f"stack.{self.local_rank}").read_text().splitlines()
             if whose != f"process {pid}":  # of one before it
                 return _NOT_BEGUN
-            stopped = is_stopped(pid)
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
             return _NOT_BEGUN
         except (OSError, ValueError) as error:
@@ -94,9 +68,4 @@ class Listener:
         # '  File "/a/b.py", line 7 in f', the innermost first
         frames = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', "\n".join(lines))
         calls = [f"{function} ({file}:{line})" for file, line, function in frames[:4]]
-        return "is stopped (SIGSTOP)" if stopped else pulse.hangs_in(calls)
-
-
-def is_stopped(pid: int) -> bool:
-    """Is the process stopped, by SIGSTOP for instance? Raises OSError where there is none."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return "is stopped (SIGSTOP)" if state == "T" else pulse.hangs_in(calls)

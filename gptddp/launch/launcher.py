@@ -150,7 +150,7 @@ class Launcher:
             self.next_report_s = time.monotonic() + FIRST_REPORT_S
         elif time.monotonic() > self.next_report_s:
             self.next_report_s = time.monotonic() + REPORT_EVERY_S
-            _say(f"waiting for workers: {1 + self.mesh.others()} of {self.most} are here")
+            _say(f"not training yet: {1 + self.mesh.others()} of {self.most} workers are here")
 
     def _crashed(self, how: str, step: int) -> None:
         """Count a worker's crash, which it cannot record itself; `step`: 0 where none is known.

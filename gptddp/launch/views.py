@@ -297,7 +297,7 @@ class Views:
         for member in [m for m in self._members() if m["id"] not in stay]:
             silent_s = self.silence(member["agent"])
             quiet = f"its pod was silent for {silent_s:.0f} s" if silent_s >= SILENT_S else ""
-            how = self._proof(member) or quiet or "its pod and another one do not hear each other"
+            how = self._proof(member) or quiet or "its pod and another do not hear each other"
             gone.append({"id": member["id"], "pod": member["pod"], "how": how})
         return gone[-KEPT - self.most :]
 

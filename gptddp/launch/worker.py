@@ -37,7 +37,7 @@ class Worker:
         else 0.
         """
         self._name, self._say, self._crashed = name, say, crashed
-        self._listener = Listener(folder, local_rank, self._tell_stopped)
+        self._listener = Listener(folder, local_rank)
         self._pid = 0
 
     @property
@@ -56,10 +56,6 @@ class Worker:
             os.kill(it.pid, signal.SIGKILL)
         if it.step and "SIGSTOP" not in where:  # a volume may hang at the start
             self._crashed(f"it {where}", it.step)
-
-    def _tell_stopped(self, step: int, seconds: float) -> None:
-        what = f"{self._name()} is stopped (SIGSTOP)"
-        self._say(f"step {step} has not moved for {seconds:.0f} s: {what}")
 
     def ended(self, code: int) -> str:
         """How it has ended, by its exit code. Raises what `crashed` raises."""

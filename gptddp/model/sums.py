@@ -8,7 +8,7 @@ targets comes after the sum. Demmel and Nguyen 2015, "Parallel reproducible summ
 grid in the same way.
 
 The grid of a tensor follows from its largest gradient in the step before. So grids are state, like
-the moments of the optimizer: in checkpoints, snapshots and fingerprints. Where a slot's gradient is
+the moments of the optimizer: in checkpoints and fingerprints. Where a slot's gradient is
 too large for its grid, or so small that bits would be lost, all ranks do the step again, on the
 grid that fits it. The first step of a run is always done twice.
 """

@@ -73,7 +73,7 @@ class Lease:
             os.unlink(self.path)
 
     def close(self) -> None:
-        """Touch it no more; the next life of this job takes it over at once."""
+        """Touch it no more: it expires, where nobody knows before that this process is over."""
         self._over.set()
 
     def _renew(self) -> None:

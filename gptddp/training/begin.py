@@ -58,9 +58,7 @@ def joined(config: Config, dataset: Dataset, world: World) -> Origin:
         if not members.is_going:
             raise LifeLost("the world that this worker was to join has ended")
     about = next(iter(told.values()))
-    if not isinstance(about, dict) or not isinstance(life := about.get("life"), str):
-        raise BadMessage("a rank", f"{about!r:.80} for its life")
-    world.life = life
+    world.life = about["life"]
     origin = Origin.from_json(about.get("origin"))
     names = ["the ranks that go on", f"this worker ({environment.pod()})"]
     check_same_data([about.get("data"), identity(dataset)], names)

@@ -2,7 +2,7 @@
 
 from gptddp.distributed.hardware import machine
 from gptddp.distributed.replicas import state_fp
-from gptddp.errors import BadMessage, ConfigError, Diverged, LifeLost, LostPeer
+from gptddp.errors import ConfigError, Diverged, LifeLost, LostPeer
 from gptddp.run.progress import Progress
 from gptddp.training.parts import LifeParts
 
@@ -17,10 +17,9 @@ def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
     world = life.world
     step = life.step if life.live.is_whole else -1
     fp = state_fp(life.tensors) if step >= 0 else 0
-    mine = step, fp, layout, life.generation, int(books), machine(world.device)
+    generation = life.recorder.generation if life.recorder else life.generation
+    mine = step, fp, layout, generation, int(books), machine(world.device)
     rows = world.gather(mine)  # all ranks
-    if [[type(it) for it in row] for row in rows] != [[*[int] * 5, str]] * len(rows):
-        raise BadMessage("a rank", f"{rows!r:.80} for the state that it has")
     steps, fps, layouts, generations, have_books, machines = zip(*rows, strict=True)
     if (newest := max(steps)) < 0:
         raise LifeLost("no rank is left that has the state")
@@ -51,13 +50,10 @@ def _hand_over(life: LifeParts, giver: int, has_it: bool, fp: int) -> None:
     about = world.broadcast_value(about, giver)  # all ranks
     if has_it:
         return
-    try:
-        meta, line, lines, events = about
-        vars(life.progress).update(vars(Progress.from_meta(meta)))
-        life.line = dict(line)
-        life.live.take_over({it["step"]: it for it in lines}, list(events))
-    except (LookupError, TypeError, ValueError, OverflowError):
-        raise BadMessage(world.names[giver], f"{about!r:.80} for its state") from None
+    meta, line, lines, events = about
+    vars(life.progress).update(vars(Progress.from_meta(meta)))
+    life.line = line
+    life.live.take_over({it["step"]: it for it in lines}, events)
     if (mine := state_fp(life.tensors)) != fp:
         raise Diverged({giver: fp, world.rank: mine}, life.step, world.names)
     life.live.is_whole = True

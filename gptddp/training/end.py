@@ -18,7 +18,7 @@ from gptddp.training.stop import StopFlag
 WAIT_S = 600.0
 TELL_S = 5.0  # then the wait is told
 _MEET_S = 1.0  # between two meetings of the ranks
-SCRAPE_S = 0.2  # the same, while a scrape is waited for
+_SCRAPE_S = 0.2  # the same, while a scrape is waited for
 
 
 def save_last(
@@ -59,21 +59,19 @@ def save_last(
             raise OSError(errno.EIO, f"the last checkpoint cannot be written: {trouble}")
 
 
-def wait_for_scrape(
-    recorder: Recorder | None, world: World, stop: StopFlag, finished: bool = False
-) -> None:
+def wait_for_scrape(recorder: Recorder | None, world: World, stop: StopFlag) -> None:
     """All ranks: wait until Prometheus has the last numbers of rank 0, or a rank is to stop.
 
     Together: the first pod that has exited would make the operator delete the others.
     """
     if recorder:
-        recorder.last_numbers(finished)
+        recorder.last_numbers()
     while True:
         flags = [recorder is not None and recorder.awaits_scrape, stop.asked]
         waits, stops = world.all_reduce(torch.tensor(flags, dtype=torch.int64)).tolist()
         if stops or not waits:
             return
-        time.sleep(SCRAPE_S)
+        time.sleep(_SCRAPE_S)
 
 
 class Ending(threading.Thread):
@@ -103,7 +101,7 @@ class Ending(threading.Thread):
         recorder, now = self._recorder, self._progress
         where, error = "no step was done", None
         if now.step > recorder.origin.step or recorder.origin.source == "memory":
-            state = self._tensors, now, recorder.of_step(now), self._cause != "stopped"
+            state = self._tensors, now, recorder.of_step(now)
             error = self._insist(lambda: recorder.saves.save_last(*state))
             where = error or f"checkpoint {recorder.saves.writer.parent} is saved"
         if error is None or self._cause == "stopped":

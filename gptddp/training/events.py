@@ -47,7 +47,7 @@ OTHERS = {  # the kinds that are not
     "storage": "the storage begins to fail, or works again",
     "waiting": "the last checkpoint takes its time",
     "ended": "all is written: what has come out of the life",
-    "last": "the numbers of the life for the last scrape",
+    "last": "the numbers of the run for the last scrape",
     "closed": "nothing follows",
 }
 

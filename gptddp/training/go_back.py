@@ -94,14 +94,13 @@ def _commit(
         run_id=run_id,
         config=to_saved(config),
         parent=loaded.name,
-        keep=0,  # on a full disk nothing is deleted for it: it may be what is gone back to
+        keep=0,  # nothing is deleted for it: it may be what is gone back to
         fence=fence,
     )
-    writer.read_back = False  # the life that takes it up reads all of it
     began = time.monotonic()
-    writer.wrote = lambda: tell(f"saving {loaded.name} anew, for {time.monotonic() - began:.0f} s")
     writer.submit(loaded.step, loaded.tensors, loaded.meta, anew=True)
-    writer.wait()
+    while not writer.wait(1.0):
+        tell(f"saving {loaded.name} anew, for {time.monotonic() - began:.0f} s")
     if isinstance(writer.failure, CheckpointError):
         raise CheckpointError(f"{loaded.name} cannot be saved anew: {writer.failure}")
     if writer.failure:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from gptddp.distributed import environment, storage
@@ -18,7 +18,6 @@ from gptddp.errors import (
     Superseded,
 )
 from gptddp.run import crash_loop
-from gptddp.training.end import SCRAPE_S, wait_for_scrape
 from gptddp.training.parts import LifeParts
 
 
@@ -45,9 +44,6 @@ class Guard:
                 self._record_end(
                     f"loss or gradient not finite {life.progress.skipped} times in a row"
                 )
-            if life.config.metrics_port:
-                with suppress(RuntimeError):  # a rank that is lost now changes nothing
-                    wait_for_scrape(life.recorder, life.world, life.stop)  # all ranks
             raise
         except Superseded as error:
             if life.world.is_static:
@@ -66,10 +62,6 @@ class Guard:
                     about = {"ranks": error.ranks, "names": error.names}
                     life.recorder.events.emit("diverged", step=life.step, **about)
             elif final := self._count(error):
-                if life.recorder:
-                    life.recorder.last_numbers()
-                    while life.recorder.awaits_scrape and not life.stop.asked:
-                        time.sleep(SCRAPE_S)
                 raise final from error
             raise
         finally:

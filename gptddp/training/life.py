@@ -71,9 +71,7 @@ class Life(LifeParts):
         self.tokenizer = dataset.tokenizer()
         self.worlds: Worlds  # from `restore` on
         self._began_step = 0.0  # monotonic
-        self._parts, self._beats = 0, 0  # micro-batches of the step; of the pulse, at its beginning
         self._guard = Guard(self)
-        stop.unfinished = self._unfinished
         stop.hung, stop.silent = self._guard.hung, self.stalls.silent
 
     @property
@@ -119,12 +117,16 @@ class Life(LifeParts):
         )  # all ranks
         if self.recorder:
             self.recorder.begin(tensors, net.n_params(), self.progress, self.machines)
-        pending = self.recorder.ledger.pending if self.recorder else None
-        begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
-        self.live.begun(begun, pending)
+        self._begun()  # all ranks
         chain = f"{self.progress.chain_fp:016x}"  # the log may be another run's
         known = self.origin.line or {}
         self.line = known if known.get("chain_fp") == chain else {}
+
+    def _begun(self) -> None:
+        """All ranks: keep how these books begin, as long as it is not on rank 0's disk."""
+        pending = self.recorder.ledger.pending if self.recorder else None
+        begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
+        self.live.begun(begun, self.step, pending)
 
     def go_on(self, moved: bool) -> None:
         """All ranks, which have the same state: what is due before the next step; `moved`: into
@@ -151,19 +153,8 @@ class Life(LifeParts):
         batch = quarantine.next_batch(self.rows.loader, self.config.on_bad, decided)
         redo = self.step < self.origin.step + self.origin.redo
         self.clock.enter("warmup" if self.step == self.origin.step else "redo" if redo else "step")
-        self._began_step, self._beats = time.monotonic(), pulse.beats()
-        rows = self.config.batch // self.config.lanes  # of a slot
-        self._parts = len(batch.tokens) // rows * -(-rows // self.config.micro_batch)
+        self._began_step = time.monotonic()
         return batch
-
-    def _unfinished(self) -> str:
-        """In a thread: the step that a stop waits for; "" where there is none."""
-        if self.clock.phase not in ("warmup", "redo", "step") or environment.ranks().local_rank:
-            return ""
-        took_s, done = time.monotonic() - self._began_step, pulse.beats() - self._beats
-        left_s = (self.stalls.usual_s or took_s * self._parts / max(done, 1)) - took_s
-        more = f"about {left_s:.0f} s more" if left_s > 0 else "which takes longer than usual"
-        return f"finishing step {self.step + 1}, {more}"
 
     def agree(self, batch: Batch) -> Agreed:
         """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
@@ -176,7 +167,9 @@ class Life(LifeParts):
         of_0 = (self.recorder.generation if self.recorder else 0), logged, now.train_s
         agreed = agree(batch, said, of_0, self.spent, self.world)
         self.live.forget(agreed.logged)
-        self.generation = max(self.generation, agreed.generation)
+        if agreed.generation > self.generation:  # a new rank 0 has the books
+            self.generation = agreed.generation
+            self._begun()  # all ranks
         now.train_s = agreed.train_s  # whichever rank's state is gone on from, it has what decided
         self.cause = used_up(self.config, now.step, now.tokens, now.train_s)
         self.worlds.agreed(agreed.stop, agreed.late, asked, agreed.news)
@@ -305,7 +298,7 @@ class Life(LifeParts):
         saved = save_last(self.recorder, *state, self.cause)
         with self.worlds.last_words():
             if saved and self.config.metrics_port and self.cause != "stopped":
-                wait_for_scrape(self.recorder, self.world, self.stop, finished=True)  # all ranks
+                wait_for_scrape(self.recorder, self.world, self.stop)  # all ranks
             self.world.leave_together()  # all ranks
         if self.cause == "stopped" or not saved:
             raise Stopped(f"{self.stop.cause} after step {self.step}")

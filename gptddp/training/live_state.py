@@ -1,6 +1,5 @@
 """What every rank keeps of the live state, so that the loss of rank 0 loses nothing."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,8 +7,6 @@ from gptddp.run.lines import Line
 from gptddp.run.origin import Origin
 
 MOST_LINES = 65536  # of the log: about 75 MB in this process
-
-log = logging.getLogger(__name__)
 
 
 class LiveState:
@@ -27,7 +24,6 @@ class LiveState:
         self.events: Sequence[Mapping[str, Any]] = []  # of the ledger, likewise
         self._events_step = 0  # after which the last of them was recorded
         self._pending: Callable[[], list[dict[str, Any]]] | None = None
-        self._overflowed = False
 
     def take_over(self, lines: Mapping[int, Line], events: Sequence[Mapping[str, Any]]) -> None:
         """What lives before this one have handed on: before the state is whole."""
@@ -36,13 +32,14 @@ class LiveState:
     def begun(
         self,
         events: Sequence[Mapping[str, Any]],
+        step: int,
         pending: Callable[[], list[dict[str, Any]]] | None = None,
     ) -> None:
-        """Rank 0 has recorded how this life begins, and these events are not yet on its disk.
+        """Rank 0 has begun its books before or after `step`, and has not these events on its disk.
 
         `pending`: on rank 0, what its ledger has not yet there, at any time.
         """
-        self.events, self._events_step, self._pending = events, self.origin.step, pending
+        self.events, self._events_step, self._pending = events, step, pending
 
     def keep_event(self, event: Mapping[str, Any], step: int) -> None:
         """What rank 0 records in the ledger after `step`, where this rank knows it as well."""
@@ -53,17 +50,8 @@ class LiveState:
         if not self.origin.generation:  # an audit writes no log
             return
         self.lines[line["step"]] = line
-        if len(self.lines) > MOST_LINES:
-            first = next(iter(self.lines))
-            del self.lines[first]
-            if self._pending and not self._overflowed:  # rank 0 says it, once a life
-                log.error(
-                    "the disk has not taken the log for %d steps: if rank 0 is lost now, the log "
-                    "will lack steps from %d on; mend the volume of the run",
-                    MOST_LINES,
-                    first,
-                )
-            self._overflowed = True
+        if len(self.lines) > MOST_LINES:  # rank 0 has told that the storage fails
+            del self.lines[next(iter(self.lines))]
 
     def kept(self) -> tuple[list[Line], list[Mapping[str, Any]]]:
         """Lines and events, for a rank that comes."""

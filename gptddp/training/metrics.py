@@ -52,7 +52,6 @@ _FAMILIES: Sequence[tuple[Any, ...]] = (
     (_Gauge, "world_size", "Ranks in the present world."),
     (_Gauge, "nodes", "Pods in the present world."),
     (_Gauge, "last_pause_seconds", "Of the steps, at the last change of the world."),
-    (_Gauge, "nodes_min", "Pods that are enough to go on."),
     (_Gauge, "nodes_max", "Pods that the job asks for."),
     (_Gauge, "incarnation", "Generation: lives, and rank 0s that took over."),
     (_Gauge, "agent_restarts", "Restarts of workers by rank 0's launcher."),
@@ -61,7 +60,6 @@ _FAMILIES: Sequence[tuple[Any, ...]] = (
     (_Gauge, "checkpoint_every_seconds", "As the run is told to save."),
     (_Gauge, "checkpoint_size_bytes", "Of the last durable checkpoint."),
     (_Gauge, "storage_trouble", "1 while the run directory takes nothing."),
-    (_Gauge, "run_start_timestamp_seconds", "When the run began."),
     (_Gauge, "run_goodput_ratio", "Of all rank-seconds of the run: training."),
     (_Gauge, "run_lost_seconds", "Rank-seconds of the run by owner.", ["cause"], LOSSES),
     (_Gauge, "rank_busy_seconds", "Of ranks, in the last step.", ["stat"], ("min", "mean", "max")),
@@ -69,7 +67,6 @@ _FAMILIES: Sequence[tuple[Any, ...]] = (
     (_Gauge, "straggler_ratio", "Times the median: a rank that is slow.", _NAMES, ()),
     (_Gauge, "stuck_rank", "1: the others wait for it, and a step stalls.", _NAMES, ()),
     (_Gauge, "stall_seconds", "Of a step that does not move, as last told."),
-    (_Gauge, "model_flops_per_token", "Forward and backward."),
     (_Gauge, "peak_memory_bytes", "The most that a rank has held of late.", ["kind"], ()),
     (_Steps, "step_duration_seconds", "Wall time of a step."),
     (_Waits, "data_wait_duration_seconds", "Wait of rank 0 for the rows of a step."),
@@ -86,8 +83,6 @@ _SETS = {
         "nodes": "nodes",
         "incarnation": "generation",
         "agent_restarts": "restarts",
-        "run_start_timestamp_seconds": "run_began",
-        "model_flops_per_token": "flops_per_token",
         "last_checkpoint_timestamp_seconds": "time",  # so that its age is known to be no less
     },
     "world": {"world_size": "world_size", "nodes": "nodes", "last_pause_seconds": "pause_s"},
@@ -181,9 +176,8 @@ class Metrics(Collector):
 
     def _on_start(self, event: Event) -> None:
         self._tokens, self._flops = event["tokens"], event["flops_per_token"]
-        least, most = environment.nodes() or (event["nodes"], event["nodes"])
-        every_s = self._config.checkpoint_every
-        self._set(nodes_min=least, nodes_max=most, checkpoint_every_seconds=every_s)
+        _, most = environment.nodes() or (0, event["nodes"])
+        self._set(nodes_max=most, checkpoint_every_seconds=self._config.checkpoint_every)
         self._set(storage_trouble=0)
         self._expect(event["step"], event["tokens"], event["train_s"])
 
@@ -260,5 +254,4 @@ class Metrics(Collector):
 
     def _on_last(self, event: Event) -> None:
         self._own(event["owned"])
-        if event["finished"]:
-            self.state = lambda: "finished"
+        self.state = lambda: "finished"

@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import stat
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,13 +18,11 @@ from gptddp.data.dataset import Dataset
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import CheckpointError, ConfigError, DataError, Finished
-from gptddp.files import exists, names_in, patiently, read_json
+from gptddp.files import exists, patiently, read_json
 from gptddp.flags import from_saved
 from gptddp.run.directory import (
-    CHECKPOINTS,
     CONFIG,
     DATASET,
-    FAULTS,
     FINISHED,
     LEDGER,
     log_generations,
@@ -42,9 +39,6 @@ from gptddp.training.go_back import go_back
 from gptddp.training.quarantine import check
 
 log = logging.getLogger(__name__)
-
-# No checkpoint is written, none is deleted, no error is counted where a file is in their place.
-_FOLDERS = (FAULTS, f"{CHECKPOINTS}/{store.TMP}", f"{CHECKPOINTS}/{store.TRASH}")
 
 
 def open_run(
@@ -109,7 +103,8 @@ def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
     """
     run = Path(config.run_dir)
     tell("reading the ledger")
-    patiently(lambda: _check_places(run))
+    if (run / LEDGER).is_symlink():  # read, and never written: see Lines
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(run / LEDGER))
     recorded = patiently(lambda: run_state.read(run))
     if recorded.left_out:
         what = "; ".join(recorded.left_out)
@@ -159,16 +154,6 @@ def _check_is_new(run: Path, recorded: Summary, from_scratch: bool) -> None:
             "again, or give another --run-dir"
         )
     log.warning("%s: it begins at step 0 again, as --from-scratch says", what)
-
-
-def _check_places(run: Path) -> None:
-    """Refuse what a life would find only when it writes; at its end it would wait for the disk."""
-    if (run / LEDGER).is_symlink():  # read, and never written: see Lines
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(run / LEDGER))
-    for path in (run / name for name in _FOLDERS):
-        # a file, or a link that leads nowhere
-        if path.name in names_in(path.parent) and not exists(path, stat.S_ISDIR):
-            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
 def _take_up(

@@ -88,6 +88,7 @@ class Recorder:
         self._last: Last | None = None  # the life before, until this one has done a step
         self._stragglers = self._of_world()
         self.spikes = Spikes()
+        self._machines: Sequence[str] = ()  # what the ranks compute on
         self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
         self._stepped_at = time.monotonic()  # when the last step was recorded
@@ -164,7 +165,7 @@ class Recorder:
         log.warning("the run goes on, but its directory cannot be written: %s", trouble)
 
     def _start(self, progress: Progress, machines: Sequence[str]) -> None:
-        """The event of this life, and a warning where it may not have one kind of bits."""
+        """The event of this life; a warning where it may not have one kind of bits."""
         origin, world, spent = self.origin, self.world, self.spent
         about: dict[str, Any] = dict(
             step=origin.step,
@@ -194,7 +195,12 @@ class Recorder:
         if self.config.from_scratch:  # it counts for this start, see opening.py
             about["from_scratch"] = {"job": world.job, "life": world.life}
         self.events.emit("start", **about, sums=self._sums.sums())
-        if len(machines) > 1 and self.config.reduce == "exact":
+        self._warn_of(machines)
+
+    def _warn_of(self, machines: Sequence[str]) -> None:
+        """Once for each set of them."""
+        is_new, self._machines = machines != self._machines, machines
+        if is_new and len(machines) > 1 and self.config.reduce == "exact":
             log.warning(
                 "the ranks compute on different machines (%s): which of them has a lane decides "
                 "the last bits; use nodes of one kind for the same bits as an undisturbed run",
@@ -215,6 +221,7 @@ class Recorder:
     def moved(self, event: Mapping[str, Any]) -> None:
         """The life goes on in another world, as that event says."""
         self._stragglers = self._of_world()
+        self._warn_of(event["machines"])
         self.metrics.peak = self._peak and self._peak * self.world.world_size
         about = {name: it for name, it in event.items() if name != "event"}
         self.events.emit("world", **about)
@@ -320,10 +327,10 @@ class Recorder:
             "depth": self.config.n_layer,
         }
 
-    def last_numbers(self, finished: bool = False) -> None:
-        """Bring the metrics up to the end of this life, or of the run, for a last scrape."""
+    def last_numbers(self) -> None:
+        """Bring the metrics up to the end of the run, for a last scrape."""
         self.spent.micros[0] = self.clock.micros()  # with the last save
-        self.events.emit("last", owned=self._sums.owners.so_far(), finished=finished)
+        self.events.emit("last", owned=self._sums.owners.so_far())
         if self._scrapes:
             self._scrapes.expect_last()
 

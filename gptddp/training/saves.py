@@ -83,13 +83,8 @@ class Saves:
         tensors: Mapping[str, Tensor],
         progress: Progress,
         known: Mapping[str, Any],
-        read_back: bool,
     ) -> None:
-        """Save this step unless it is saved, and wait for it. Raises what kept it from the disk.
-
-        A stop has no time to have it read back: what it saves counts as verified later.
-        """
-        self.writer.read_back = read_back
+        """Save this step unless it is saved, and wait for it. Raises what kept it from the disk."""
         self.writer.wait()
         if not self.writer.has(progress.step):
             self.save(tensors, progress, known)

@@ -22,7 +22,7 @@ from gptddp.distributed import pulse
 from gptddp.distributed.connect import FIRST_TIMEOUT_S
 from gptddp.distributed.lost import is_lost_peer, said
 from gptddp.distributed.members import LeaseAsked, Out, View
-from gptddp.errors import BadMessage, LifeLost, Stopped
+from gptddp.errors import LifeLost, Stopped
 from gptddp.model.sums import Sums
 from gptddp.run import moves
 from gptddp.run.lease import Lease
@@ -178,6 +178,7 @@ class Worlds:
                 "world_size": world.world_size,
                 "nodes": world.nodes,
                 "pods": pods,
+                "machines": life.machines,
                 "lost": [
                     {"rank": rank, "pod": pod, "how": self._how.get(id, "it is lost")}
                     for rank, (id, pod) in enumerate(old.items())
@@ -194,8 +195,6 @@ class Worlds:
                 "since_s": round(self._noticed - life.spent.met, 3),
             }
         event = world.broadcast_value(event, giver)  # all ranks
-        if not isinstance(event, dict) or not isinstance(event.get("lost"), list):
-            raise BadMessage(world.names[giver], f"{event!r:.80} for what has become of the world")
         self.save_soon |= any(it["how"].startswith(TOLD) for it in event["lost"])
         if is_new:
             self._take_over(event, view)
@@ -304,7 +303,7 @@ class Worlds:
         """On a new rank 0: has it the books now? Then they get what has happened meanwhile."""
         life = self._life
         if self.takeover and (recorder := self.takeover.recorder()):
-            self.takeover, life.recorder, life.generation = None, recorder, recorder.generation
+            self.takeover, life.recorder = None, recorder
             for step, line in life.live.lines.items():
                 if step > recorder.origin.step:
                     recorder.step(line, life.progress, 0.0)

@@ -8,15 +8,10 @@ from pathlib import Path
 import pytest
 from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import known, run_state
+from gptddp.checkpoint import run_state
 from gptddp.checkpoint.run_state import why_finished
 from gptddp.config import Config
 from gptddp.run.history import read_ledger
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    monkeypatch.setattr(known, "RETRY_S", (0.01,))
 
 
 @pytest.fixture
@@ -170,15 +165,6 @@ def test_a_ledger_of_an_earlier_day_ends_no_run(run, root, caplog):
     ledger.write_text("".join(lines[: stop + 1]))
     shutil.rmtree(root)
     assert run("--steps", "2") == 4
-
-
-def test_a_folder_that_comes_back_is_waited_for(run, root, tmp_path, monkeypatch):
-    """A listing that is empty for a moment costs a moment."""
-    move_away(root)
-    back = root.with_name("elsewhere").rename
-    monkeypatch.setattr("time.sleep", lambda seconds: root.exists() or back(root))
-    assert run("--steps", "8") == 0
-    assert sources(tmp_path / "run")[-1] == "step-000000000006.3"
 
 
 def test_a_name_that_the_folder_does_not_list_is_asked_for(run, root, tmp_path, monkeypatch):

@@ -8,16 +8,11 @@ import pytest
 from click.testing import CliRunner
 from support.checkpoints import meta, save
 
-from gptddp.checkpoint import known, retention, run_state, store
+from gptddp.checkpoint import retention, run_state, store
 from gptddp.cli import cli
 from gptddp.run.history import read_ledger
 
 MINE, OTHERS, LATER = (f"step-000000000{name}" for name in ("002.1", "003.1", "003.9"))
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    monkeypatch.setattr(known, "RETRY_S", (0.01,))
 
 
 @pytest.fixture

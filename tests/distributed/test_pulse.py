@@ -1,14 +1,11 @@
 """A process that hangs where no collective would notice: alone, and as its launcher sees it."""
 
-import errno
 import multiprocessing
 import os
-import pathlib
 import pty
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -160,31 +157,6 @@ def test_the_launcher_kills_what_stops_every_thread(process, watched, how):
     assert stopped or re.fullmatch(r"it hangs in <module> \(<string>:\d+\)", counted[0][0])
 
 
-def test_a_stopped_worker_is_told_once_when_its_next_beat_is_late(spawn, tmp_path):
-    """With its step; not before it is late, not twice, and not where it is not stopped."""
-    worker = spawn([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    told: list[int] = []
-    listener = Listener(tmp_path, 0, lambda step, seconds: told.append(step))
-
-    def listen(beats: float, seconds: float) -> None:
-        cells = struct.pack("5d", worker.pid, beats, 600.0, 7.0, 0.6)
-        pulse.path_of(tmp_path, 0).write_bytes(cells)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            assert listener.hanging(worker.pid) is None
-            time.sleep(0.05)
-
-    listen(1, 1.0)
-    assert told == []  # late, and not stopped
-    os.kill(worker.pid, signal.SIGSTOP)
-    listen(2, 0.4)
-    assert told == []
-    listen(2, 1.0)
-    assert told == [7]
-    listen(3, 1.0)  # it went on, and is stopped once more
-    assert told == [7, 7]
-
-
 def test_no_pulse_and_a_torn_one_are_no_hang(tmp_path):
     """Before the worker has come so far, there is nothing to be told."""
     listener = Listener(tmp_path, 0)
@@ -215,22 +187,6 @@ def test_the_launcher_kills_what_never_begins_to_beat(silent, tmp_path, watched)
     assert time.monotonic() - begin > 0.6 and not counted
     (line,) = said
     assert line.startswith("no progress for 1 s: rank 3 hangs before its trainer has begun")
-
-
-def test_a_worker_whose_disk_is_full_is_not_taken_for_one_that_never_begins(
-    silent, tmp_path, monkeypatch
-):
-    """It cannot leave its pulse where the launcher itself cannot write."""
-    listener, write = Listener(tmp_path, 0), pathlib.Path.write_bytes
-    full = OSError(errno.ENOSPC, "No space left on device")
-    with monkeypatch.context() as patch:
-        patch.setattr(pathlib.Path, "write_bytes", lambda *args: (_ for _ in ()).throw(full))
-        end = time.monotonic() + 0.7
-        while time.monotonic() < end:
-            assert listener.hanging(silent.pid) is None
-            time.sleep(0.02)
-    assert pathlib.Path.write_bytes is write
-    until(lambda: listener.hanging(silent.pid))
 
 
 def test_a_worker_shares_its_pulse_as_soon_as_the_disk_has_room(process, tmp_path, impatient):

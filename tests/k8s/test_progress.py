@@ -1,8 +1,12 @@
 """What is read of rank 0's lines: each number, and what does not hold any more."""
 
+from types import SimpleNamespace
+
+from support.api_objects import at, pod
 from support.rank_0_lines import ORIGIN, done, heard
 
-from gptddp.k8s.observe.rank_0_log import progress, rows
+from gptddp.k8s.observe.facts import Facts
+from gptddp.k8s.observe.rank_0_log import progress, rows, with_log
 from gptddp.training.console import Console
 
 
@@ -25,11 +29,24 @@ def test_what_rank_0_says_is_read_back(said):
     assert found["fault"]["cause"].startswith("rank 2 (demo-worker-2) has not answered")
     assert progress([*said, "step 121 has moved, after 30 s"])["stall"] is None
     assert progress([*said, said[-2]])["stall"] is None
-    launcher = ["gptddp.launch: step 7 has not moved for 15 s: rank 0 (a) is stopped (SIGSTOP)"]
-    assert progress(launcher)["stall"]["text"] == "rank 0 (a) is stopped (SIGSTOP)"
     shown = rows(found)
     assert shown["slow"] == "rank 3 (demo-worker-3) 2.1 times the median"
     assert shown["goodput"] == "97%" and shown["last fault"].startswith("life 1, after step 99: ")
+
+
+def test_the_log_of_rank_0_is_that_of_the_pod_that_logs_steps(said):
+    """It may be any pod's, and is not that of one whose worker was lost."""
+    other = ["[rank 1] another world is due: lost demo-worker-0"]
+    lost = [*said, "gptddp.launch: the worker is lost (x); it is started again at once", *other]
+    logs = {f"demo-worker-{i}": it for i, it in enumerate((lost, [*other, *said], other))}
+    cluster = SimpleNamespace(log=lambda name, **_: [f"{at(1)} {it}" for it in logs[name]])
+
+    def chosen(*places):
+        found = with_log(cluster, Facts({}, [pod(i) for i in places]))
+        return [line for _, line in found.log]
+
+    assert chosen(0, 1, 2) == logs["demo-worker-1"]
+    assert chosen(2, 0) == other
 
 
 def test_a_fault_names_one_step():

@@ -11,7 +11,7 @@ def _save_here(writer, request):
         writer.fence()
 
     data = writer._staging.buffer.numpy().data[: request["nbytes"]]
-    saver.save(request, data, before_rename, lambda: writer.wrote())
+    saver.save(request, data, before_rename)
 
 
 def save_in_this_process(setattr=setattr) -> None:

@@ -40,7 +40,7 @@ def test_every_rank_has_what_rank_0_had():
         return [*live.lines], [event["event"] for event in live.events]
 
     live.take_over({step: {"step": step} for step in (19, 20)}, [])
-    live.begun([start])
+    live.begun([start], 20)
     live.forget(0)
     assert kept(21) == ([19, 20, 21], ["start"])
     live.forget(20)  # they were written before the events

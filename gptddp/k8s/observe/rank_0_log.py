@@ -5,23 +5,30 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from typing import IO, Any
 
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.exit_codes import ClusterError
-from gptddp.k8s.objects import has_log
+from gptddp.k8s.objects import Object, has_log, started
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER, parse
 
+Log = Sequence[tuple[datetime | None, str]]  # lines with their times
+
 TAIL = 200  # lines of a log that are searched for the newest step
+_AT_ONCE = 16  # pods whose logs are asked for
+_NEW_S = 60.0  # a line's age at which its pod surely has rank 0
 MOST_LOSSES = 10_000
 _STEP = re.compile(
     r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
     r"(?:  (?P<ranks>\d+) ranks?)?(?:  (?P<minutes>\d+):(?P<seconds>\d\d) left)?"
     r"(?:  goodput (?P<goodput>\d+)%)?(?P<storage>  storage fails)?(?:  slow: (?P<slow>.*))?"
 )
+_LIFE = re.compile(r"^life \d+: from .*, step (?P<step>\d+)")
 _SLOW = re.compile(r"(rank \d+(?: \([^)]*\))?) (\d+\.\d)x")
 _SAVED = re.compile(r"checkpoint (step-\S+) is saved|^life \d+: from (step-[^,\s]+)")
 _STALL = re.compile(r"^(?:gptddp\.launch: )?step (\d+) has not moved for (\d+) s: (.*)")
@@ -38,16 +45,41 @@ _LOST = re.compile(r"^step (\d+): lost (.*); \d+ ranks? go on after ")  # and th
 
 
 def with_log(cluster: Cluster, facts: Facts) -> Facts:
-    """The same with the end of the log of rank 0's pod: the first by name of those that have one.
+    """The same with the end of the log of the pod that has rank 0. As it is where none can be read.
 
-    Ranks are given by the pods' names. As it is where no log can be read.
+    That is any pod: rank 0 is the rank that has been in the training longest, so that pods are
+    asked by their age, some at a time, until one has a line of rank 0's that is new.
     """
-    for pod in [pod for pod in facts.pods if has_log(pod)][:1]:
+    pods = sorted(filter(has_log, facts.pods), key=started)
+    logs: list[Log] = []
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        for i in range(0, len(pods), _AT_ONCE):
+            found = threads.map(lambda pod: _end_of(cluster, pod), pods[i : i + _AT_ONCE])
+            logs += [log for log in found if log is not None]
+            if logs and facts.now - newest(of_rank_0(logs))[0] < _NEW_S:
+                break
+    return replace(facts, log=of_rank_0(logs)) if logs else facts
+
+
+def _end_of(cluster: Cluster, pod: Object) -> Log | None:
+    with contextlib.suppress(ClusterError):  # of a node that does not answer
         name = pod["metadata"]["name"]
-        with contextlib.suppress(ClusterError):  # of a node that does not answer
-            log = cluster.log(name, container=CONTAINER, tail=TAIL, quiet_s=5.0)
-            return replace(facts, log=[parse(line) for line in log])
-    return facts
+        log = cluster.log(name, container=CONTAINER, tail=TAIL, quiet_s=5.0)
+        return [parse(line) for line in log]
+    return None
+
+
+def of_rank_0(logs: Iterable[Log]) -> Log:
+    """The one of these logs, of a pod each, that has the newest line of rank 0's."""
+    return max(logs, key=newest)
+
+
+def newest(log: Log) -> tuple[float, int]:
+    """When the newest line of rank 0's came, in unix seconds, and its step; 0 where not known."""
+    for at, line in reversed(log):
+        if found := _STEP.search(line) or _LIFE.match(line):
+            return at.timestamp() if at else 0.0, int(found["step"])
+    return 0.0, 0
 
 
 def progress(logged: Iterable[str]) -> dict[str, Any]:
