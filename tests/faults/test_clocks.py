@@ -67,7 +67,9 @@ def clocks(tmp_path_factory):
 @pytest.fixture(scope="module")
 def job(clocks, jobs):
     """Four pods with those clocks."""
-    return jobs(within=clocks.within, pause_s=0.3)
+    it = jobs(within=clocks.within, pause_s=0.3)
+    it.one_clock = False
+    return it
 
 
 def calmly(job, seconds: float) -> None:
