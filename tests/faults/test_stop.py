@@ -65,7 +65,7 @@ class Job(launchers.Job):
 
     def __init__(self, folder: Path, corpus: Path, slot: int, code: str, *flags: str) -> None:
         given = [*SMALL, "--data", str(corpus), *flags]
-        super().__init__(folder / "run", PODS, 50 + slot, 2, Path(SCRIPT), *given)
+        super().__init__(folder / "run", PODS, 50 + slot, 1, Path(SCRIPT), *given)
         self.gates = folder / "patch"
         self.before = patch_here(self.gates, code)
 
