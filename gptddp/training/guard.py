@@ -54,11 +54,11 @@ class Guard:
         except Exception as error:
             if is_lost_peer(error):
                 cause = blame(error, life.world, time.monotonic() - self.since)
-                if life.recorder:
+                if life.recorder and self.restored:  # else the ledger has no start of it
                     self._record_end(cause)
                 raise LostPeer(f"after step {life.step}: {cause}") from error
             if isinstance(error, Diverged):
-                if life.recorder:
+                if life.recorder and self.restored:
                     about = {"ranks": error.ranks, "names": error.names}
                     life.recorder.events.emit("diverged", step=life.step, **about)
             elif final := self._count(error):
