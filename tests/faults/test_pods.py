@@ -54,9 +54,13 @@ def test_a_job_grows_and_shrinks(job, strike):
     for change, world in (("+123", 4), ("-23", 2), ("+3", 3), ("-3", 2), ("+23", 4)):
         which = [int(digit) for digit in change[1:]]
         old = job.lines(job.last())[-1]["world_size"]
-        scaled = f"scaled from {old} to {world} pods", "all finish the step, and go on"
+        scaled = (
+            f"scaled from {old} to {world} pods",
+            "all finish the step, and go on; the longest pause",
+        )
         lost = which if change[0] == "-" else []
-        with strike(job, *scaled, *lost, before=old, world=world, stays=True):
+        how = {"before": old, "world": world, "stays": True, "longest": True}
+        with strike(job, *scaled, *lost, **how):
             if change[0] == "+":
                 job.bring_back(*which)
             else:

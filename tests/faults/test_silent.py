@@ -41,20 +41,20 @@ def stopped(job, i: int, whole_pod: bool) -> Iterator[None]:
 
 
 STOPS = [
-    (2, True, 8),
-    (2, False, 8),
-    (0, True, 8),
-    pytest.param(0, False, 8, marks=long),
-    pytest.param(2, True, 20, marks=long),
-    pytest.param(2, False, 20, marks=long),
-    pytest.param(2, True, 75, marks=long),
-    pytest.param(2, False, 75, marks=long),
+    (True, 2, 8),
+    (False, 2, 8),
+    (True, 0, 8),
+    pytest.param(False, 0, 8, marks=long),
+    pytest.param(True, 2, 20, marks=long),
+    pytest.param(False, 2, 20, marks=long),
+    pytest.param(True, 2, 75, marks=long),
+    pytest.param(False, 2, 75, marks=long),
 ]
 
 
 @pytest.mark.fault(13)
-@pytest.mark.parametrize(("rank", "whole_pod", "seconds"), STOPS)
-def test_a_stopped_rank_is_dropped_and_taken_back(job, strike, rank, whole_pod, seconds):
+@pytest.mark.parametrize(("whole_pod", "rank", "seconds"), STOPS)
+def test_a_stopped_rank_is_dropped_and_taken_back(job, strike, whole_pod, rank, seconds):
     """Within seconds; when it wakes up it is fenced, and comes in again: in the same process, but
     for the rank 0 that it was."""
     job.steady()
