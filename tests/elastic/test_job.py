@@ -16,7 +16,8 @@ from support.toy import SMALL
 
 from gptddp.run.history import history, read_ledger
 
-FLAGS = ("--steps", "250", "--eval-every", "1000", "--checkpoint-every", "3600")
+FLAGS = ("--final-lr", "1", "--eval-every", "100000", "--checkpoint-every", "3600")
+ENDLESS = ("--steps", "1000000")
 
 
 class Job:
@@ -26,7 +27,7 @@ class Job:
         self.folder, self.run = folder, folder / "volumes/runs/gptddp"
         command = [sys.executable, "-c", "from gptddp.k8s import main; main()", "submit"]
         command += ["--replicas", "4", "--local", "--local-dir", str(folder)]
-        command += ["--volume", f"data={corpus}", "--", *SMALL, *FLAGS]
+        command += ["--volume", f"data={corpus}", "--", *SMALL, *FLAGS, *ENDLESS]
         self.process = spawn(command, stderr=subprocess.PIPE, text=True)
 
     def kill(self, worker: int) -> None:
@@ -46,6 +47,14 @@ class Job:
             time.sleep(0.05)
         logs = (self.folder / "jobs/gptddp/logs").glob("*")
         raise AssertionError("\n".join(f"--- {log.name}\n{log.read_text()}" for log in logs))
+
+    def interrupt(self) -> int:
+        """Ctrl-C: the last step, which a checkpoint has."""
+        self.process.send_signal(signal.SIGINT)
+        self.finish(130)
+        done = self.last_step()
+        assert list((self.run / "checkpoints").glob(f"step-{done:012}.*"))
+        return done
 
     def last_step(self) -> int:
         return max((line["step"] for line in history(self.run)), default=0)
@@ -69,14 +78,14 @@ def test_ctrl_c_commits_and_the_same_command_continues(job, corpus, tmp_path):
     it.kill(2)
     it.kill(0)
     it.reach(it.last_step() + 8)
-    it.process.send_signal(signal.SIGINT)
-    it.finish(130)
-    done = it.last_step()
-    assert list((it.run / "checkpoints").glob(f"step-{done:012}.*"))
-    job().finish(0)
+    done = it.interrupt()
+    it = job()
+    it.reach(done)
+    last = it.interrupt()
 
     alone = tmp_path / "alone"
-    train(1, *SMALL, *FLAGS, "--data", str(corpus), "--run-dir", str(alone))
+    flags = (*SMALL, *FLAGS, "--steps", str(last), "--data", str(corpus), "--run-dir", str(alone))
+    train(1, *flags)
     check_same_lines(list(history(it.run)), list(history(alone)))
     events = read_ledger(it.run)
     starts = [event for event in events if event["event"] == "start"]
