@@ -32,7 +32,7 @@ def check_owners(run: Path, most: float) -> None:
     assert total <= 1.01 * most, found
     elapsed = elapsed_rank_s(run)
     if elapsed <= most:  # else a clock has jumped
-        assert total == pytest.approx(elapsed, rel=0.1), found
+        assert total == pytest.approx(elapsed, rel=0.01), found
 
 
 def elapsed_rank_s(run: Path) -> float:
