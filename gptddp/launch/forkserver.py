@@ -22,6 +22,7 @@ from typing import Any
 
 from gptddp.distributed import torch_private
 from gptddp.distributed.process import exit_now
+from gptddp.launch.mesh import ENDED
 
 # DDP() and every optimizer import torch._dynamo, which takes almost as long as torch. A module
 # that cannot be imported is passed over here, and fails with a message in the worker.
@@ -50,6 +51,7 @@ def start_server(folder: Path) -> None:
         pid = os.fork()
         if pid == 0:
             os.close(alive_w)
+            _note_ends(folder / ENDED)
             _serve(listener.detach(), alive_r)
         os.close(alive_r)
     torch_private.set_forkserver(address, alive_w, pid)
@@ -100,6 +102,24 @@ def _outlive_signals() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, pass_over)  # not the launcher's handlers, nor for its workers
+
+
+def _note_ends(path: Path) -> None:
+    """Keep how the last worker ended, before it is reaped: then /proc does not tell any more."""
+    server, wait = os.getpid(), os.waitpid
+
+    def reap(pid: int, options: int) -> tuple[int, int]:
+        if os.getpid() != server:  # a worker has this function too
+            return wait(pid, options)
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return 0, 0
+        status = found.si_status << 8 * (found.si_code == os.CLD_EXITED)
+        with contextlib.suppress(OSError):
+            path.write_text(f"{found.si_pid} {status}")
+        return wait(found.si_pid, 0)
+
+    os.waitpid = reap
 
 
 def _serve(listener_fd: int, alive_r: int) -> None:

@@ -25,6 +25,7 @@ from gptddp.files import parse_json
 from gptddp.launch.links import LONG, QUIET_S, TROUBLE, Links, Seal, join, pack
 from gptddp.launch.views import Json, Views, ids
 
+ENDED = "ended"  # a file: pid and status, as `wait` has it, of the last worker that was reaped
 TICK_S, BEAT_S = 0.1, 0.5
 # that a worker is so, until its launcher says it
 LIMITS_S = {"stopped": 3.0, "late": 4.0}
@@ -246,7 +247,7 @@ class Mesh:
 
     def _disconnected(self, writer: asyncio.StreamWriter, pid: int) -> None:
         if self._worker is writer:
-            self._end_worker(how_it_ends(pid))
+            self._end_worker(how_it_ends(pid, Path(self._path).with_name(ENDED)))
         writer.transport.abort()
 
     def _hear_worker(self, writer: asyncio.StreamWriter, pid: int, said: Any) -> None:
@@ -328,9 +329,15 @@ def _stat(pid: int) -> list[str]:
     return []
 
 
-def how_it_ends(pid: int) -> str:
-    """How a process ends that has just closed its files: the kernel shows it until it is reaped."""
+def how_it_ends(pid: int, reaped: Path) -> str:
+    """How a process ends that has just closed its files: the kernel shows it until it is reaped.
+
+    By then the forkserver has written it to that file.
+    """
     code = int((_stat(pid) or ["0"])[-1])  # as `wait` gives it
+    with contextlib.suppress(OSError, ValueError):  # there is none
+        of, status = map(int, reaped.read_text().split())
+        code = status if of == pid else code
     if number := code & 127:
         return f"its process died of {signal.Signals(number).name}"
     return f"its process ended with exit code {code >> 8}" if code else "its process ended"

@@ -11,8 +11,7 @@ commits it once every member has accepted it, and everybody in it takes it from 
 - An agent accepts ascending numbers only, so two views of one number share no member; and of two
   that share none only one can have a majority.
 - A first view needs no majority: who begins a life takes the lease. Of two worlds that meet, the
-  one that is going stays; of two views of one world, the higher number. Who is not in it is *out*,
-  and comes back as a joiner.
+  one that is going stays; of two views of one world, the higher number. Who is not in it is *out*.
 """
 
 import re
@@ -64,8 +63,7 @@ class Views:
     """What one agent knows and says. Call `step` after each change, and `tick` ten times a second.
 
     `row` is what the others are to be told. For the own worker: `row["view"]`, `lost`, `is_going`,
-    `question` (the lease that it is asked for) and `out` (the number of the view that is without
-    it, once it is known).
+    `question` (the lease it is asked for) and `out` (the number of the view that is without it).
     """
 
     def __init__(self, agent: str, address: str, least: int, most: int) -> None:
@@ -92,7 +90,7 @@ class Views:
         self._newest = 0  # the highest number that was seen anywhere
         self._held = 0  # the proposal for which the own worker holds the lease
         self._seen: list[Any] = []  # the workers that are there, as they were at the last tick
-        self._calm_s = self._enough_s = 0.0
+        self._calm_s = self._enough_s = self._minor_s = 0.0
 
     def attach(self, member: Json | None, how: str) -> None:
         """Another worker, or none, takes the place of the last one, which ended so."""
@@ -133,8 +131,8 @@ class Views:
                 del self.rows[agent], self._silent_s[agent]
         there = [(row["agent"], dict(row["member"])) for row in self._living() if row["member"]]
         self._calm_s = self._calm_s + seconds if there == self._seen else 0.0
-        self._seen = there
-        self._enough_s += seconds
+        self._seen, self._enough_s = there, self._enough_s + seconds
+        self._minor_s = self._minor_s + seconds if self._needed() == "minority" else 0.0
 
     def answer(self, number: int, held: bool) -> None:
         """The own worker's answer to `question`."""
@@ -166,11 +164,18 @@ class Views:
     @property
     def question(self) -> Json | None:
         """The lease that the own worker is to take, for a proposal that lacks nothing else."""
+        mine, how = self.row["proposal"], self._needed()
+        # those who are just found again may not have said yet that they are out
+        is_due = how == "tie" or self._minor_s >= CALM_S
+        return {"number": mine["number"], "how": how} if how and is_due else None
+
+    def _needed(self) -> str | None:
+        """What the own proposal needs the lease for; None where not all have accepted it."""
         mine = self.row["proposal"]
-        if mine is None or mine["number"] == self._held or not self._is_accepted(mine):
+        rows = [self.rows.get(member["agent"]) for member in mine["members"]] if mine else [None]
+        if not all(row and key(mine) in map(key, row["accepted"]) for row in rows):
             return None
-        how = self._lacks(mine)
-        return {"number": mine["number"], "how": how} if how else None
+        return "" if mine["number"] == self._held else self._lacks(mine)
 
     def silence(self, agent: str) -> float:
         """For how many seconds an agent has not been heard."""
@@ -325,10 +330,6 @@ class Views:
                 self._note(own)
                 return
 
-    def _is_accepted(self, mine: Json) -> bool:
-        rows = [self.rows.get(member["agent"]) for member in mine["members"]]
-        return all(row and key(mine) in map(key, row["accepted"]) for row in rows)
-
     def _lacks(self, mine: Json) -> str:
         """What stands against committing: "tie", "minority", or nothing."""
         own, worst = ids(mine), ""
@@ -346,5 +347,5 @@ class Views:
         mine = self.row["proposal"]
         if self.question:
             self.row["broken"] = mine["base"]  # the worker leaves its group to answer
-        elif mine and self._is_accepted(mine):
+        elif self._needed() == "":
             self._enter({**mine, "by": "lease" if self._lacks(mine) else mine["by"]})

@@ -267,6 +267,8 @@ def test_a_minority_and_a_tie_need_the_lease():
     start = sim.now
     sim.run(start + 5)
     assert [p.views.row["view"]["number"] for p in sim.pods] == [1, 1, 2, 2, 2]
+    assert sim.pods[0].views.question is None, "others may be about to say that they are out"
+    sim.run(start + 7)
     assert sim.pods[0].views.question["how"] == "minority"
     sim.run(start + 16)
     assert sim.is_whole() and members(sim) == [("w-2", "w-3", "w-4", "w-0", "w-1")]
