@@ -121,7 +121,9 @@ def test_a_clock_that_jumps_costs_nothing(job, clocks, measured, whose, ahead_s)
 
 
 @pytest.mark.fault(32)
-@pytest.mark.parametrize("which", [1, 0], ids=["pod", "host"])
+@pytest.mark.parametrize(
+    "which", [pytest.param(1, id="pod", marks=long), pytest.param(0, id="host")]
+)
 def test_a_pod_that_is_killed_is_replaced(job, clocks, measured, which):
     """By one whose clock is an hour ahead; then rank 0, whose peers' clocks differ by so much."""
     clocks.set([0, HOUR, -10, 0])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.faulty_jobs import long
 from support.same_bits import check_same_bits
 from support.toy import SMALL
 from support.trainer_patches import patched
@@ -52,7 +53,9 @@ def job(folder: Path, corpus: Path, code: str) -> tuple[int, str, Path]:
     return done.returncode, done.stderr, folder / "local"
 
 
-@pytest.mark.parametrize("place", ["forward", "optimizer", "segfault", "start"])
+@pytest.mark.parametrize(
+    "place", ["forward", pytest.param("optimizer", marks=long), "segfault", "start"]
+)
 def test_an_error_for_ever_ends_the_job(corpus, tmp_path, place):
     """One that every rank meets at its place: exit code 5, and the words of a rank that fails."""
     at = "== 10" if place in ("forward", "segfault") else ">= 0"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.faulty_jobs import SHORT, long
 
-TURN_S = 15 if SHORT else 60
+TURN_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +36,12 @@ def steps_a_second(job, every_s: float | None) -> float:
 
 
 @pytest.mark.fault(7)
-@pytest.mark.parametrize("every_s", [pytest.param(10, marks=long), 5, pytest.param(3, marks=long)])
+@long
+@pytest.mark.parametrize("every_s", [10, 5, 3])
 def test_kills_all_the_time_cost_few_steps(job, measured, every_s):
     """Turns with kills and undisturbed ones: most steps are done, no finished one is lost."""
     random.seed(every_s)
-    turns, killed, calm = 1 if SHORT else 5, 0.0, 0.0
+    turns, killed, calm = 5, 0.0, 0.0
     with job.fault() as fault:
         for _ in range(turns):
             job.steady()
@@ -58,7 +59,7 @@ def test_kills_all_the_time_cost_few_steps(job, measured, every_s):
 def test_a_hundred_re_forms_leave_nothing_behind(job, strike):
     """No descriptor, thread or shared memory more in a survivor than after the first few, nor in
     the launchers; hardly more memory."""
-    cycles = 6 if SHORT else 50  # of two re-forms each
+    cycles = 5 if SHORT else 50  # of two re-forms each
     job.steady()
     job.pause(0.05)
 

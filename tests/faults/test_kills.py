@@ -53,17 +53,22 @@ KILLS = [
     (3, pods, "a pod killed, replaced at once", GO_ON, 2),
     (4, pods, "the pod of rank 0 killed, replaced at once", GO_ON, 0),
     (35, launcher, "only the launcher of a pod killed", "the kernel ends its worker; " + GO_ON, 3),
-    (8, pods, "two pods killed 50 ms apart", GO_ON, 1, 3),
     (8, pods, "a pod and 50 ms later that of rank 0 killed", GO_ON, 2, 0),
-    (8, in_re_form, "another pod killed while the world forms again", GO_ON, 2, 1),
     (8, in_re_form, "the pod that leads it killed while the world forms again", GO_ON, 3, 0),
     (8, at_the_join, "a pod killed, and its successor as it joins", GO_ON, 2),
+]
+LIKE_OTHERS = [
+    (8, pods, "two pods killed 50 ms apart", GO_ON, 1, 3),
+    (8, in_re_form, "another pod killed while the world forms again", GO_ON, 2, 1),
 ]
 
 
 @pytest.mark.parametrize(
     ("harm", "what", "happens", "ranks"),
-    [pytest.param(*row[1:4], row[4:], marks=pytest.mark.fault(row[0]), id=row[2]) for row in KILLS],
+    [
+        pytest.param(*row[1:4], row[4:], marks=[pytest.mark.fault(row[0]), *marks], id=row[2])
+        for row, marks in [*((it, []) for it in KILLS), *((it, [long]) for it in LIKE_OTHERS)]
+    ],
 )
 def test_a_kill_costs_the_step_in_flight(job, strike, harm, what, happens, ranks):
     """The others go on in the same processes; who is killed is told, and its place taken."""
@@ -76,6 +81,7 @@ def test_a_kill_costs_the_step_in_flight(job, strike, harm, what, happens, ranks
 
 
 @pytest.mark.fault(35)
+@long
 def test_a_worker_is_gone_as_soon_as_its_launcher(job):
     """Nothing trains on unsupervised."""
     job.steady()
@@ -86,8 +92,9 @@ def test_a_worker_is_gone_as_soon_as_its_launcher(job):
 
 
 @pytest.mark.fault(3)
-@pytest.mark.parametrize("back_s", [5, pytest.param(60, marks=long)])
-@pytest.mark.parametrize("which", [2, pytest.param(0, marks=long)])
+@long
+@pytest.mark.parametrize("back_s", [5, 60])
+@pytest.mark.parametrize("which", [2, 0])
 def test_a_successor_may_come_later(job, strike, which, back_s):
     """Also of worker-0, under whose name all look for each other: it is one among them."""
     name = "a pod" if which else "worker-0's pod"

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from support.faulty_jobs import Job
+from support.faulty_jobs import SHORT, Job
 
 CGROUP = Path("/sys/fs/cgroup/memory")  # v1; with v2 the kernel ends the whole container
 
@@ -51,7 +51,8 @@ def test_a_port_that_is_taken_is_not_needed(job):
 @pytest.mark.fault(30)
 def test_a_job_grows_and_shrinks(job, strike):
     """1 -> 4 -> 2 -> 3 -> 2 -> 4 pods: who stays is the process that it was; no step is lost."""
-    for change, world in (("+123", 4), ("-23", 2), ("+3", 3), ("-3", 2), ("+23", 4)):
+    few = ("+123", 4), ("-23", 2), ("+23", 4)
+    for change, world in few if SHORT else (*few[:2], ("+3", 3), ("-3", 2), few[2]):
         which = [int(digit) for digit in change[1:]]
         old = job.lines(job.last())[-1]["world_size"]
         scaled = (

@@ -15,7 +15,7 @@ from gptddp.data.dataset import open_dataset
 
 FLAGS = ("--optimizer", "muon", "--lr", "0.01", "--dropout", "0.1", "--precision", "bf16")
 FLAGS += ("--on-bad", "quarantine", "--checkpoint-every", "5", "--eval-every", "40")
-KILLS = 10 if SHORT else 75
+KILLS = 6 if SHORT else 75
 PATIENCE_S = 60.0  # a step is done within it, whatever has happened
 
 

@@ -41,7 +41,7 @@ def stopped(job, i: int, whole_pod: bool) -> Iterator[None]:
 
 
 STOPS = [
-    (True, 2, 8),
+    pytest.param(True, 2, 8, marks=long),
     (False, 2, 8),
     (True, 0, 8),
     pytest.param(False, 0, 8, marks=long),
@@ -164,7 +164,11 @@ def three(running: Training) -> Training:
 @pytest.mark.fault(14)
 @pytest.mark.parametrize(
     ("fault", "frame"),
-    [("sleep", "sleep (faulty_worker.py:"), ("spin", "spin (faulty_"), ("stick", "stick (faulty_")],
+    [
+        ("sleep", "sleep (faulty_worker.py:"),
+        pytest.param("spin", "spin (faulty_", marks=long),
+        ("stick", "stick (faulty_"),
+    ],
 )
 def test_a_rank_that_hangs_is_named_with_its_stack_and_replaced(three, fault, frame):
     """With the GIL or without: its pod says where it hangs, and ends it; the others go on."""

@@ -74,6 +74,7 @@ def test_those_that_wait_may_be_told_to_stop(job):
 
 
 @pytest.mark.fault(6)
+@long
 def test_all_pods_at_once_leave_the_newest_checkpoint(job, measured):
     """What was done since then is done again, with the same bits."""
     job.steady()
