@@ -108,7 +108,7 @@ class Loader:
     ) -> dict[int, Sequence[int]]:
         """The cursor of each lane of a rank."""
         check_world_size(self._config, world_size)
-        cursors = _cursors(state, self._identity) if state else [(0, 0, 0)] * self.lanes
+        cursors = _cursors(state, self._identity) if state is not None else [(0, 0, 0)] * self.lanes
         return {lane: cursors[lane] for lane in owned(rank, world_size, self.lanes)}
 
     def _lane(self, number: int, cursor: Sequence[int]) -> Lane:

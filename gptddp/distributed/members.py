@@ -7,10 +7,12 @@ that a loss breaks the collective that the main thread is in.
 
 import contextlib
 import json
+import math
 import os
 import socket
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,9 @@ from typing import Any, NamedTuple, TypeVar
 from gptddp.errors import LifeLost, LostPeer, visible
 
 ATTACH_S = 30.0  # for the launcher's first words
+# A member that is at the next view may have left this one in good order: then so will the others,
+# and gloo does not like to be cut off in the end of their last collective.
+ARRIVED_S = 1.0
 AT = "at"  # key of a post: [number of the view at which its member has arrived, ...]
 _MOST_BYTES = 64 << 20  # of one line: all posts of all members, at most
 
@@ -100,6 +105,7 @@ class Members:
             self.is_going = False  # there is a world to join
             self.least, self.most = 0, 0  # members that are enough, and that the job asks for
             self._posts: dict[str, dict[str, Any]] = {}
+            self._arrived: dict[str, float] = {}  # monotonic: when each did at its newest view
             self._lost: set[str] = set()
             self._asked: LeaseAsked | None = None
             self._out: Out | None = None
@@ -150,8 +156,8 @@ class Members:
     def is_over(self, view: View) -> bool:
         """Can this view's collectives not end any more, so that they are to be broken?
 
-        A member is lost, or not in the next view, or has arrived there; this process is out; or it
-        is asked for the lease, which its main thread must be free for.
+        A member is lost, or not in the next view, or has arrived there a while ago; this process is
+        out; or it is asked for the lease, which its main thread must be free for.
         """
         with self._changed:
             newer = self.view if self.view and self.view.number > view.number else None
@@ -160,8 +166,13 @@ class Members:
                 or self._asked is not None
                 or any(it.id in self._lost for it in view.members)
                 or (newer is not None and not set(view.ids) <= set(newer.ids))
-                or any(self._posts.get(it, {}).get(AT, [0])[0] > view.number for it in view.ids)
+                or any(self._has_gone_on(it, view.number) for it in view.ids)
             )
+
+    def _has_gone_on(self, member: str, number: int) -> bool:
+        """Has it arrived at a later view, and that for a while?"""
+        late = time.monotonic() >= self._arrived.get(member, math.inf) + ARRIVED_S
+        return late and self._posts.get(member, {}).get(AT, [0])[0] > number
 
     def has_news(self, view: View) -> bool:
         """Is there a newer view, or will there be one soon?"""
@@ -223,6 +234,9 @@ class Members:
             for member, posts in about.items():
                 if member != self.me:  # its own are here first
                     self._posts.setdefault(member, {}).update(posts)
+                if AT in posts:
+                    self._arrived[member] = time.monotonic()
+                    threading.Timer(ARRIVED_S, self.on_news).start()
         elif kind == "lost":
             self._lost.update(about)
         elif kind == "going":

@@ -173,16 +173,16 @@ class Launcher:
     def raise_verdict(self) -> None:
         """Where the worker has left a final error, print it and exit with its code."""
         if verdict := read_json(self.verdict):
-            _say(f"rank {verdict['rank']}: {verdict['message']}")
+            if not verdict["shared"] or siblings.is_first():
+                _say(f"rank {verdict['rank']}: {verdict['message']}")
             raise Exit(verdict["code"])
 
     def main(self, args: Sequence[str], script: str) -> int:
         """Prepare this process for torchrun and run the loop; the container's exit code."""
         self.config = patiently(lambda: from_args(args, prog="python -m gptddp.launch"))
         os.environ[CUDA_CHECK] = "1"
-        if alive := os.environ.get("GPTDDP_ALIVE"):  # of a launcher before this one
-            with contextlib.suppress(OSError):
-                Path(alive).unlink()
+        with contextlib.suppress(OSError, KeyError):  # of a launcher before this one
+            Path(os.environ["GPTDDP_ALIVE"]).unlink()
         facts = pod_from(os.environ)
         forget_key()
         as_elastic(facts, os.environ)

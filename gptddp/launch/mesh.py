@@ -8,6 +8,7 @@ connection is the worker's end.
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -130,7 +131,12 @@ class Mesh:
             ip_address(self._host)
         except ValueError:  # a name, which may not resolve to this pod yet: on every address
             host = None
-        server = await asyncio.start_server(self._links.accept, host, self._port, backlog=128)
+        try:
+            server = await asyncio.start_server(self._links.accept, host, self._port, backlog=128)
+        except OSError as error:  # two pods on one address, or a stranger
+            if error.errno != errno.EADDRINUSE:
+                raise
+            server = await asyncio.start_server(self._links.accept, host, 0, backlog=128)
         self._address = join(self._host, server.sockets[0].getsockname()[1])
         self.views = Views(self._links.agent, self._address, *self._sizes)
         self._update()

@@ -19,6 +19,7 @@ from gptddp.distributed.watchdog import STOPS
 
 _POLL_S = 0.1
 _TRIES = 100
+_once: int | None = None  # a pipe of all of them, in which there is one byte
 
 
 def run(count: int, begin: Callable[[int], int]) -> int:
@@ -28,6 +29,10 @@ def run(count: int, begin: Callable[[int], int]) -> int:
     job is over. A signal to this process is theirs. To be called with STOPS blocked, so that none
     is lost; `begin` unblocks them.
     """
+    global _once
+    _once, writer = os.pipe()
+    os.write(writer, b"1")
+    os.close(writer)
     alive = os.environ.get("GPTDDP_ALIVE", "")
     pids = {_fork(begin, local_rank, alive): local_rank for local_rank in range(count)}
 
@@ -52,6 +57,11 @@ def run(count: int, begin: Callable[[int], int]) -> int:
             first = code if code > 0 else 128 - code
             pass_on(signal.SIGTERM)
     return first
+
+
+def is_first() -> bool:
+    """Is this the first process of the pod that asks? It says what all of them would say alike."""
+    return _once is None or bool(os.read(_once, 1))
 
 
 def _fork(begin: Callable[[int], int], local_rank: int, alive: str) -> int:

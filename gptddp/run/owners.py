@@ -66,6 +66,7 @@ class Owners:
     since_s: float | None = None  # from the phases until one of the two, by the clock of that rank
     redo_until: int = 0  # the last step that a lost life had finished
     last_step: int = 0  # as its end says
+    moved_step: int = -1  # at which it came into its present world; -1: it is in its first
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Count one more event of the ledger; one that has been counted changes nothing.
@@ -85,14 +86,17 @@ class Owners:
                 return  # a new rank 0: the life before has said so, and the start
             elif kind in ("end", "world"):
                 self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
-                self.survived = bool(event.get("survived", event.get("phases")))
+                self.survived = kind == "world" or bool(event.get("survived", event.get("phases")))
             if kind != "checkpoint" and "since_s" in event:
                 since_s = float(event["since_s"])
                 self.since_s = since_s if 0 <= since_s < math.inf else None
+            if kind == "checkpoint" and event.get("step", math.inf) <= self.moved_step:
+                return  # begun in the world before, which had a table of its own
             if phases := event.get("phases"):
                 self._hear({str(name): [float(it) for it in row] for name, row in phases.items()})
             if kind == "world":  # from here on the phases are of other ranks
                 self._next(event, self.redo_until)
+                self.moved_step = int(event["step"])
 
     def _hear(self, phases: dict[str, list[float]]) -> None:
         rows = phases.values()
@@ -112,7 +116,7 @@ class Owners:
         redo_until = max(redo_until, int(start.get("step") or 0) + int(start.get("redo") or 0))
         self.redo_until = redo_until
         self.phases, self.stop_time, self.noticed, self.survived = {}, None, None, False
-        self.since_s, self.last_step = None, 0
+        self.since_s, self.last_step, self.moved_step = None, 0, -1
 
     def so_far(
         self, until: float | None = None, world_size: int = 0, fault: bool = False

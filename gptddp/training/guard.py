@@ -79,7 +79,7 @@ class Guard:
     def _count(self, error: Exception) -> GptddpError | None:
         """What ends the job, where too many lives have failed alike."""
         life = self._life
-        if not life.generation:  # an audit's: no life of the run has failed
+        if isinstance(error, LifeLost) or not life.generation:  # 0: an audit's
             return None
         about = {"generation": life.generation, "rank": life.world.rank}
         run, step = Path(life.config.run_dir), life.step + 1

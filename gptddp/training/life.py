@@ -138,7 +138,6 @@ class Life(LifeParts):
         if not moved:
             return
         self.rows.move(self.progress.data, self.world.rank, self.world.world_size)
-        self.spent.enter(self.world)
         self.cause = used_up(self.config, self.step, self.progress.tokens)
         if self.recorder and self.recorder.last_step < self.step:  # cut off behind the step
             self.recorder.step(self.line, self.progress, 0.0)

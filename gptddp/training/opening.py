@@ -103,7 +103,7 @@ def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
     """
     run = Path(config.run_dir)
     tell("reading the ledger")
-    if (run / LEDGER).is_symlink():  # read, and never written: see Lines
+    if patiently((run / LEDGER).is_symlink):  # read, and never written: see Lines
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(run / LEDGER))
     recorded = patiently(lambda: run_state.read(run))
     if recorded.left_out:

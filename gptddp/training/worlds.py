@@ -93,10 +93,7 @@ class Worlds:
             if members := self._world.members:
                 members.post("origin", introduction(life))
                 members.status("going")
-                view = self._world.view
-                assert view
-                self._ids, self._pods, self._how = view.ids, list(self._world.pods), {}
-            self.ends, self._noticed = False, None
+            self.ends = False
             self._wait()
         except Exception as error:
             if not self._is_survived(error):
@@ -195,6 +192,9 @@ class Worlds:
                 "since_s": round(self._noticed - life.spent.met, 3),
             }
         event = world.broadcast_value(event, giver)  # all ranks
+        # from here on all seconds are the new world's, also where it is over before its first step
+        life.spent.enter(world)
+        self._ids, self._pods, self._how, self._noticed = view.ids, list(world.pods), {}, None
         self.save_soon |= any(it["how"].startswith(TOLD) for it in event["lost"])
         if is_new:
             self._take_over(event, view)

@@ -11,6 +11,7 @@ from support.trainer_patches import lose_a_peer
 from gptddp.checkpoint import known, run_state
 from gptddp.checkpoint.run_state import why_finished
 from gptddp.config import Config
+from gptddp.distributed import environment
 from gptddp.run.history import read_ledger
 
 
@@ -96,7 +97,7 @@ STARTS = {
     "the pods of a job": (JOB, JOB, 4),
     "another job": (JOB, JOB | {"TORCHELASTIC_RUN_ID": "demo-87654321"}, 0),
     "torchrun's restart": ({}, {"TORCHELASTIC_RESTART_COUNT": "1"}, 4),
-    "a launcher that is alone": ({"GPTDDP_VERDICT": "{}/verdict.json"}, {}, 4),
+    "a launcher that is alone": ({}, {"GPTDDP_VERDICT": "{}/verdict.json"}, 4),
     "the same command again": ({}, {}, 0),
 }
 
@@ -114,6 +115,7 @@ def test_from_scratch_counts_for_one_start(run, root, tmp_path, capsys, monkeypa
     shutil.rmtree(root)
     for variable, value in again.items():
         monkeypatch.setenv(variable, value.format(tmp_path))
+    (tmp_path / environment.STARTS).write_text("++")  # by a launcher: this is its second
     capsys.readouterr()
     assert run("--steps", "4", "--from-scratch") == code
     said = "--from-scratch counts for one start, and this job has had it since life"

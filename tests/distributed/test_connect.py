@@ -287,7 +287,7 @@ def test_a_final_error_is_left_to_the_launcher_or_said(tmp_path, monkeypatch, ca
     assert capsys.readouterr().err == ("" if verdict == "verdict.json" else "gptddp train: nope\n")
     if verdict == "verdict.json":
         left = json.loads((tmp_path / verdict).read_text())
-        assert left == {"code": 2, "rank": 0, "message": "nope"}
+        assert left == {"code": 2, "rank": 0, "message": "nope", "shared": False}
 
 
 def test_the_device_must_be_there():

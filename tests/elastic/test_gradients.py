@@ -54,7 +54,7 @@ def gradients(world: World, reduce: str) -> tuple[np.ndarray, int]:
     batch.valid[mine == EMPTY_LANE] = False
     object.__setattr__(batch, "targets", int(batch.valid.sum()))
     spent = RankSeconds(PhaseClock(), world)
-    agreed = agree(batch, False, 0.0, save=False, late=False, logged=0, spent=spent, world=world)
+    agreed = agree(batch, (False,) * 4, (1, 0, 0.0), spent, world)
     forward_backward(ddp, batch, agreed.targets, 2, CONFIG, world, made)
     assert made.layout() == layout
     found = torch.cat([p.grad.ravel() for p in net.parameters() if p.grad is not None])

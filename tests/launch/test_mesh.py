@@ -170,7 +170,7 @@ def test_of_two_the_one_that_has_the_lease_goes_on(job):
 def test_who_wakes_does_not_take_those_for_dead_who_have_gone_on_without_it(job):
     """What they said meanwhile is read, and behind it that they have given up the connection."""
     one = job(4)
-    number, _ = one.agree(one.pods)
+    one.agree(one.pods)
     asleep, others = one.pods[:2], one.pods[2:]
     for pod in asleep:
         os.kill(pod.process.pid, signal.SIGSTOP)

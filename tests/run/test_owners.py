@@ -184,6 +184,21 @@ def test_steps_done_again_and_lost_again_are_done_again():
     assert owned_by(start, end | {"step": 10}, third)["training"] == 2 * 8
 
 
+def test_each_world_of_a_life_has_a_table_of_its_own():
+    """One of two ranks is lost and comes back; a save of before ends behind that."""
+    moved = {"event": "world", "generation": 1, "phases": ONE["phases"], "since_s": 1.0}
+    away = moved | {"time": 1025.0, "at": 1023.0, "step": 9, "world_size": 1}
+    back = away | {"time": 1030.0, "at": 1029.0, "world_size": 2}
+    back |= {"phases": {"step": [3.0]}}
+    late = {"event": "checkpoint", "generation": 1, "time": 1032.0, "step": 9}
+    late |= {"phases": ONE["phases"]}
+    soon = back | {"time": 1036.0, "at": 1035.0, "phases": {}, "since_s": 5.0}
+    wanted = {"start": 4, "training": 43, "detection": 3, "reforming": 4}
+    assert owned_by(ONE["start"], away, back) == wanted
+    wanted |= {"detection": 13, "reforming": 6}  # no step was done in the last of them
+    assert owned_by(ONE["start"], away, back, late, soon) == wanted
+
+
 @pytest.mark.parametrize(
     ("marks", "owner"),
     [({}, "stopped"), ({"goes_on": True}, "reforming"), ({"restarts": 1}, "reforming")],
