@@ -95,6 +95,7 @@ class Links:
             (host, 0) if host.startswith("127.") else None
         )  # the pod's, not the machine's
         self._dials: dict[str, asyncio.Task[None]] = {}  # by address
+        self._reached: dict[str, str] = {}  # by address: where it was when it was last reached
         self._outward: dict[str, tuple[asyncio.StreamWriter, Seal]] = {}  # by agent
         self._inward: dict[str, tuple[asyncio.StreamWriter, float]] = {}  # and when it was heard
         self._strangers: dict[asyncio.StreamWriter, None] = {}
@@ -146,7 +147,13 @@ class Links:
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 host, port = split(address)
-                reader, writer = await asyncio.open_connection(host, port, local_addr=self._source)
+                try:
+                    reader, writer = await asyncio.open_connection(
+                        host, port, local_addr=self._source
+                    )
+                except socket.gaierror:  # a pod whose node was silent for a while has no name
+                    host = self._reached[address]
+                    reader, writer = await asyncio.open_connection(host, port)
                 link: socket.socket = writer.get_extra_info("socket")
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_S * 1000))
                 greeting, own = await reader.readexactly(NONCE + AGENT), secrets.token_bytes(NONCE)
@@ -158,6 +165,7 @@ class Links:
                 await self._seal("accept", greeting + own).read(reader, SHORT)
             if name not in self._outward:
                 agent, self._outward[name] = name, (writer, seal)
+                self._reached[address] = link.getpeername()[0]
                 for payload in self._greet():
                     writer.write(seal.pack(payload))
                 await reader.read(1)  # the other side says nothing more

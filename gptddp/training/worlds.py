@@ -158,7 +158,7 @@ class Worlds:
         self._world.alone()
         self._world.members.status("warm")
         self._number, self._proof = 0, None
-        self._life.live.is_whole = False
+        self._life.live.is_whole = self._life.stop.holds = False
 
     def _tell(self, giver: int, is_new: bool) -> None:
         """All ranks: what has become of the world, for the books; rank 0 may be new to them."""
