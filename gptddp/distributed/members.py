@@ -21,8 +21,10 @@ from typing import Any, NamedTuple, TypeVar
 from gptddp.errors import LifeLost, LostPeer, visible
 
 ATTACH_S = 30.0  # for the launcher's first words
-# A member that is at the next view may have left this one in good order: then so will the others,
-# and gloo does not like to be cut off in the end of their last collective.
+# why a member leaves in good order, behind a collective by which the others know it
+TOLD, AT_END = IN_ORDER = "told to stop", "the run has come to its end"
+# A member that has left so, or is at the next view, may have been in the last collective of this
+# one: then the others come through it too, and gloo does not like to be cut off in its end.
 ARRIVED_S = 1.0
 AT = "at"  # key of a post: [number of the view at which its member has arrived, ...]
 _MOST_BYTES = 64 << 20  # of one line: all posts of all members, at most
@@ -106,6 +108,7 @@ class Members:
             self.least, self.most = 0, 0  # members that are enough, and that the job asks for
             self._posts: dict[str, dict[str, Any]] = {}
             self._arrived: dict[str, float] = {}  # monotonic: when each did at its newest view
+            self._left: dict[str, float] = {}  # or left in good order
             self._lost: set[str] = set()
             self._asked: LeaseAsked | None = None
             self._out: Out | None = None
@@ -156,8 +159,9 @@ class Members:
     def is_over(self, view: View) -> bool:
         """Can this view's collectives not end any more, so that they are to be broken?
 
-        A member is lost, or not in the next view, or has arrived there a while ago; this process is
-        out; or it is asked for the lease, which its main thread must be free for.
+        A member is lost, or not in the next view, or has arrived there or left in good order a
+        while ago; this process is out; or it is asked for the lease, which its main thread must be
+        free for.
         """
         with self._changed:
             newer = self.view if self.view and self.view.number > view.number else None
@@ -165,7 +169,7 @@ class Members:
                 self._out is not None
                 or self._asked is not None
                 or any(it.id in self._lost for it in view.members)
-                or (newer is not None and not set(view.ids) <= set(newer.ids))
+                or any(map(self._is_missed, set(view.ids) - set(newer.ids if newer else view.ids)))
                 or any(self._has_gone_on(it, view.number) for it in view.ids)
             )
 
@@ -173,6 +177,10 @@ class Members:
         """Has it arrived at a later view, and that for a while?"""
         late = time.monotonic() >= self._arrived.get(member, math.inf) + ARRIVED_S
         return late and self._posts.get(member, {}).get(AT, [0])[0] > number
+
+    def _is_missed(self, member: str) -> bool:
+        """Of one that is in no view any more: has it not left in good order just now?"""
+        return time.monotonic() >= self._left.get(member, -math.inf) + ARRIVED_S
 
     def has_news(self, view: View) -> bool:
         """Is there a newer view, or will there be one soon?"""
@@ -230,13 +238,14 @@ class Members:
             self._asked = None
             for it in gone:
                 self._posts.pop(it.id, None)
+                if it.how in IN_ORDER:
+                    self._goes_on(self._left, it.id)
         elif kind == "posts":
             for member, posts in about.items():
                 if member != self.me:  # its own are here first
                     self._posts.setdefault(member, {}).update(posts)
                 if AT in posts:
-                    self._arrived[member] = time.monotonic()
-                    threading.Timer(ARRIVED_S, self.on_news).start()
+                    self._goes_on(self._arrived, member)
         elif kind == "lost":
             self._lost.update(about)
         elif kind == "going":
@@ -245,3 +254,9 @@ class Members:
             self._asked = LeaseAsked(about["number"], about["how"])
         elif kind == "out":
             self._out = Out(about)
+
+    def _goes_on(self, when: dict[str, float], member: str) -> None:
+        when[member] = time.monotonic()
+        timer = threading.Timer(ARRIVED_S, lambda: self.on_news())
+        timer.daemon = True  # the process does not wait for it
+        timer.start()

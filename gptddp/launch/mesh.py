@@ -20,7 +20,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from gptddp.distributed.members import AT
+from gptddp.distributed.members import AT, IN_ORDER
 from gptddp.files import parse_json
 from gptddp.launch.links import LONG, QUIET_S, TROUBLE, Links, Seal, join, pack
 from gptddp.launch.views import Json, Views, ids
@@ -302,7 +302,8 @@ class Mesh:
     def _tell_worker(self) -> None:
         """Push what the worker does not know yet."""
         views = self.views
-        news: Json = {"out": views.out, "lost": views.is_in and views.lost, "going": views.is_going}
+        lost = [it for it, how in views.lost.items() if views.is_in and how not in IN_ORDER]
+        news: Json = {"out": views.out, "lost": lost, "going": views.is_going}
         news |= {"lease": views.question, "view": views.row["view"] if views.is_in else None}
         for name, value in news.items() if self._worker else ():
             if value != self._told.get(name):

@@ -157,16 +157,15 @@ class Views:
         return any(map(is_member, self._living(FORGOTTEN_S)))
 
     @property
-    def lost(self) -> list[str]:
-        """The members of the last view that are known to have ended."""
-        return [m["id"] for m in self._members() if self._end(m)]
+    def lost(self) -> dict[str, str]:
+        """How those members of the last view ended that are known to have done so."""
+        return {m["id"]: how for m in self._members() if (how := self._end(m))}
 
     @property
     def question(self) -> Json | None:
         """The lease that the own worker is to take, for a proposal that lacks nothing else."""
         mine, how = self.row["proposal"], self._needed()
-        # those who are just found again may not have said yet that they are out
-        is_due = how == "tie" or self._minor_s >= CALM_S
+        is_due = how == "tie" or self._minor_s >= CALM_S  # who is found again may be out
         return {"number": mine["number"], "how": how} if how and is_due else None
 
     def _needed(self) -> str | None:

@@ -21,7 +21,7 @@ import torch
 from gptddp.distributed import pulse
 from gptddp.distributed.connect import FIRST_TIMEOUT_S
 from gptddp.distributed.lost import is_lost_peer, said
-from gptddp.distributed.members import LeaseAsked, Out, View
+from gptddp.distributed.members import AT_END, TOLD, LeaseAsked, Out, View
 from gptddp.errors import LifeLost, Stopped
 from gptddp.model.sums import Sums
 from gptddp.run import moves
@@ -31,7 +31,6 @@ from gptddp.training.compare import compare
 from gptddp.training.parts import LifeParts
 from gptddp.training.takeover import Proof, Takeover
 
-TOLD = "told to stop"
 _POLL_S = 0.25
 _GONE_S = 5.0  # without a world: its launcher may be on its way back to the others
 _BROKEN_S = 1.0  # without a word of a loss: the connections alone have failed
@@ -298,7 +297,7 @@ class Worlds:
             if self._world.is_static or not is_lost_peer(error):
                 raise
         if self._world.members:
-            self._world.members.leave("the run has come to its end")
+            self._world.members.leave(AT_END)
 
     def take_books(self) -> None:
         """On a new rank 0: has it the books now? Then they get what has happened meanwhile."""

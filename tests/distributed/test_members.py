@@ -66,7 +66,7 @@ def test_posts_are_known_to_all_until_their_member_is_gone(mesh, three):
     seen(b, lambda: b.posts("key") == {a.me: {"x": 1}})
 
 
-@pytest.mark.parametrize("why", ["lost", "left out", "arrived", "out", "lease"])
+@pytest.mark.parametrize("why", ["lost", "left out", "left", "arrived", "out", "lease"])
 def test_a_world_is_over_when_its_collectives_cannot_end(mesh, three, why):
     """Not for a view that has one member more; the thread that hears of it is told."""
     (a, b, c), (view, *_) = three
@@ -82,6 +82,14 @@ def test_a_world_is_over_when_its_collectives_cannot_end(mesh, three, why):
         mesh.tell(a.me, {"lost": [c.me]})
     elif why == "left out":
         mesh.commit([a.me, b.me, d.me])
+    elif why == "left":  # in good order: a while later
+        gone = [{"id": c.me, "pod": "c", "how": "told to stop"}]
+        left = {"number": number + 1, "by": "quorum", "gone": gone}
+        mesh.tell(
+            a.me, {"view": left | {"members": [{"id": it.me, "pod": ""} for it in (a, b, d)]}}
+        )
+        seen(a, lambda: a.view.number > number)
+        assert a.has_news(view) and not a.is_over(view)
     elif why == "arrived":
         b.post(AT, [number, {}])
     elif why == "out":
