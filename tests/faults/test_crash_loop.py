@@ -49,7 +49,7 @@ def job(folder: Path, corpus: Path, code: str) -> tuple[int, str, Path]:
     command += ["--replicas", "2", "--local", "--local-dir", str(folder / "local")]
     command += ["--volume", f"data={corpus}", "--", *SMALL, "--steps", str(STEPS)]
     command += ["--eval-every", "1000"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
     return done.returncode, done.stderr, folder / "local"
 
 
