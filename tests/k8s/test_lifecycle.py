@@ -1,6 +1,5 @@
 """delete, scale, suspend and resume against a small API server on a real socket."""
 
-import threading
 import time
 from types import SimpleNamespace
 
