@@ -23,7 +23,7 @@ from gptddp.run.history import history, read_ledger
 
 LONG_S = 300  # several times what any of it takes
 QUIET = 8.0  # the load of this machine with nothing but this job, nearly
-AT_ONCE, DEAD_S, SILENT_S, TIE_S = 1.0, 6.0, 5.0, 13.0  # without a step, beyond its own seconds
+AT_ONCE, DEAD_S, SILENT_S, TIE_S = 1.0, 6.0, 5.0, 17.0  # without a step, beyond its own seconds
 FLAGS = ["--preset=tiny", "--eval-every=100000", "--log-every=10"]
 # The bits depend on the threads, and pods have other CPUs than this machine; the rate is to be that
 # of any number of steps. One process does the steps that are compared bit for bit in a minute.
@@ -46,10 +46,8 @@ def recoveries():
     """What each kind of fault has cost, printed when all is done."""
     found = defaultdict(list)
     yield found
-    print(
-        "\n\nseconds without a step at a loss; of these, the pause; at the return; until all were"
-    )
-    print("were back; the load")
+    print("\n\nseconds without a step at a loss; of these, the pause; the same at the return;")
+    print("until as many trained as were waited for; the load")
     for fault, its in found.items():
         for it, load in its:
             back = "" if it.back_s is None else f"{it.back_s:.2f}"
