@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gptddp.distributed import environment, storage
@@ -18,6 +18,7 @@ from gptddp.errors import (
     Superseded,
 )
 from gptddp.run import crash_loop
+from gptddp.training.end import wait_for_scrape
 from gptddp.training.parts import LifeParts
 
 
@@ -44,6 +45,9 @@ class Guard:
                 self._record_end(
                     f"loss or gradient not finite {life.progress.skipped} times in a row"
                 )
+            if life.config.metrics_port:
+                with suppress(RuntimeError):  # a rank that is lost now changes nothing
+                    wait_for_scrape(life.recorder, life.world, life.stop)  # all ranks
             raise
         except Superseded as error:
             if life.world.is_static:
