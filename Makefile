@@ -23,11 +23,12 @@ BESIDE = --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reo
 test: venv  ## all tests that need no cluster
 	$(BIN)/python -m pytest $(BESIDE)
 
-# Killed pods, cut networks, full memory, a failing API server: about an hour. SHORT=1: fourteen
-# minutes, without the long rows.
+# Killed pods, cut networks, full memory, a failing API server: about an hour, as its figures want
+# a quiet machine. SHORT=1: ten minutes, two files at a time, without the long rows.
 test-faults: venv  ## the fault tests on whole jobs; their figures become docs/faults.md
 	@mkdir -p .faults && rm -f .faults/measured.jsonl
-	SHORT=$(SHORT) FAULTS_OUT=.faults $(BIN)/python -m pytest tests/faults --timeout 1800
+	SHORT=$(SHORT) FAULTS_OUT=.faults $(BIN)/python -m pytest tests/faults --timeout 1800 \
+	  $(if $(SHORT),--numprocesses 2 --dist loadfile)
 	$(if $(SHORT),,ALL_WAYS=1 $(BIN)/python -m pytest tests/k8s/test_failing_server.py)
 	$(if $(SHORT),,$(BIN)/python tests/faults/table.py .faults/measured.jsonl)
 

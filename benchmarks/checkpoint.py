@@ -4,18 +4,13 @@
 
 Steps of the model `tiny` alone and beside a save take turns, so that a noisy machine is noisy for
 both. A save costs the hash by which the ranks are compared before, its copy, and what the steps
-beside it take longer. The commit runs in a thread, as the trainer does it, or in a process of its
-own, which needs the same copy in shared memory. The bars: the copy at 10 GB/s, beside what one
-memmove of the same bytes takes here; all of it 1 % of the default interval of 60 s.
+beside it take longer. The bars: the copy at 10 GB/s, beside what one memmove of the same bytes
+takes here; all of it 1 % of the default interval of 60 s.
 """
 
 import argparse
 import ctypes
-import mmap
-import select
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -26,7 +21,6 @@ from typing import Any
 
 import torch
 
-from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config, with_preset
 from gptddp.distributed.replicas import check_replicas
@@ -52,69 +46,6 @@ class Steps:
         return time.perf_counter() - begin
 
 
-class InThread:
-    """The trainer's own writer."""
-
-    def __init__(self, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-        self.writer = Writer(folder, 1, keep=1)
-        self.writer.prepare(tensors)
-
-    def submit(self, step: int, tensors: dict[str, torch.Tensor]) -> None:
-        self.writer.submit(step, tensors, {})
-
-    @property
-    def busy(self) -> bool:
-        return self.writer.busy
-
-    def close(self) -> None:
-        self.writer.wait()
-
-
-class InProcess:
-    """The same commit in another process, from a copy in shared memory."""
-
-    def __init__(self, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-        self.file = tempfile.NamedTemporaryFile(dir="/dev/shm")  # noqa: SIM115
-        nbytes = sum(tensor.nbytes for tensor in tensors.values())
-        self.file.truncate(nbytes)
-        self.copy = torch.frombuffer(mmap.mmap(self.file.fileno(), nbytes), dtype=torch.float32)
-        self.copy.zero_()
-        command = [sys.executable, __file__, "--serve", self.file.name, "--folder", str(folder)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.process.stdout.readline()
-        self._waits = False
-
-    def submit(self, step: int, tensors: dict[str, torch.Tensor]) -> None:
-        parts = self.copy.split([tensor.numel() for tensor in tensors.values()])
-        for part, tensor in zip(parts, tensors.values(), strict=True):
-            part.copy_(tensor)
-        self.process.stdin.write(b"%d\n" % step)
-        self.process.stdin.flush()
-        self._waits = True
-
-    @property
-    def busy(self) -> bool:
-        if self._waits and select.select([self.process.stdout], [], [], 0)[0]:
-            self._waits = not self.process.stdout.readline()
-        return self._waits
-
-    def close(self) -> None:
-        self.process.communicate()
-        self.file.close()
-
-
-def serve(path: str, folder: Path) -> None:
-    """The process that commits what lies in shared memory."""
-    with open(path, "r+b") as file:
-        data = memoryview(mmap.mmap(file.fileno(), 0))
-    print(flush=True)
-    for line in sys.stdin:
-        manifest = {"step": int(line), "generation": 1, "time": time.time(), "meta": {}}
-        store.commit(folder, {**manifest, "run_id": None, "tensors": {}}, data)
-        retention.prune(folder, 1)
-        print(flush=True)
-
-
 def timed(work: Callable[..., Any], *args: Any) -> float:
     begin = time.perf_counter()
     work(*args)
@@ -122,7 +53,7 @@ def timed(work: Callable[..., Any], *args: Any) -> float:
 
 
 def measure(
-    saver: InThread | InProcess, steps: Steps, saves: int, tensors: dict[str, torch.Tensor]
+    writer: Writer, steps: Steps, saves: int, tensors: dict[str, torch.Tensor]
 ) -> dict[str, float]:
     """Medians over the saves, in seconds: each part, and what a save costs in all."""
     found: dict[str, list[float]] = defaultdict(list)
@@ -133,9 +64,9 @@ def measure(
         quiet = statistics.median(steps.step() for _ in range(QUIET))
         found["check"].append(timed(check_replicas, tensors, number, ALONE))
         begin = time.perf_counter()
-        found["copy"].append(timed(saver.submit, number, tensors))
+        found["copy"].append(timed(writer.submit, number, tensors, {}))
         beside = []
-        while saver.busy:
+        while writer.busy:
             beside.append(steps.step())
         found["commit"].append(time.perf_counter() - begin - found["copy"][-1])
         waited = found["check"][-1] + found["copy"][-1]
@@ -148,27 +79,24 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="on the volume to measure; a temporary one")
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        return serve(options.serve, options.folder)
     steps = Steps()
     for size in options.sizes:
         tensors = {str(n): torch.rand(SIZES[size] // 256) for n in range(64)}
-        for kind in (InThread, InProcess):
-            with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-                saver = kind(Path(folder), tensors)
-                it = measure(saver, steps, options.saves, tensors)
-                saver.close()
-            print(
-                f"{size:>6} {kind.__name__:9} check {it['check'] * 1e3:6.1f} ms; "
-                f"copy {it['copy'] * 1e3:6.1f} ms, "
-                f"{it['copy'] / (SIZES[size] / COPY_BYTES_S):4.2f} of the bar, "
-                f"{it['copy'] / it['memmove']:4.2f} of a memmove; "
-                f"commit {it['commit']:6.2f} s; cost {it['cost'] * 1e3:7.1f} ms, "
-                f"{it['cost'] / INTERVAL_S:.2%} of the interval",
-                flush=True,
-            )
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            writer = Writer(Path(folder), 1, keep=1)
+            writer.prepare(tensors)
+            it = measure(writer, steps, options.saves, tensors)
+            writer.wait()
+        print(
+            f"{size:>6} check {it['check'] * 1e3:6.1f} ms; "
+            f"copy {it['copy'] * 1e3:6.1f} ms, "
+            f"{it['copy'] / (SIZES[size] / COPY_BYTES_S):4.2f} of the bar, "
+            f"{it['copy'] / it['memmove']:4.2f} of a memmove; "
+            f"commit {it['commit']:6.2f} s; cost {it['cost'] * 1e3:7.1f} ms, "
+            f"{it['cost'] / INTERVAL_S:.2%} of the interval",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

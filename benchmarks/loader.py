@@ -73,7 +73,7 @@ def loader_cost(dataset: Dataset, args: argparse.Namespace, world_size: int = 1)
         targets, rows = targets + batch.targets, rows + len(batch.tokens)
     loader.close()
     cpu_s = time.process_time() - started
-    ahead = sum(lane.rows for lane in loader._lanes)  # made, but not taken
+    ahead = sum(lane.rows for lane in loader._producer.lanes)  # made, but not taken
     shared = loader._producer.source._shared.values()
     ahead += sum(map(len, shared)) // 2  # packed for two lanes, of which one has its part
     tokens_per_cpu_s = targets * (1 + ahead / rows) / cpu_s

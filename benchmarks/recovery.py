@@ -4,10 +4,10 @@
 
 Four agents on this machine, an address each, train the same small model with the same trainer,
 a checkpoint every ten seconds. Three kills take turns: a worker process; a pod (the agent and all
-below it) that comes back at once, as every agent does that exits; the pod that hosts the
-rendezvous. The stock job has torchrun's own rendezvous settings, but 100 restarts, as with its
-default of none the first kill is the end. A job that has no new step of all four ranks within the
-limit is started anew for the next kill.
+below it) that comes back at once, as every agent does that exits; the pod that has the endpoint.
+The stock job has torchrun's own rendezvous settings, but 100 restarts, as with its default of none
+the first kill is the end. Seconds are those to the next new step, of however many ranks, and to the
+first of all four. A job without one of these within the limit is started anew for the next kill.
 """
 
 import argparse
@@ -23,13 +23,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gptddp.run.history import history, read_ledger
+from gptddp.run.history import last_step, logged, read_ledger
 
 PODS = 4
 MODEL = "--n-layer 2 --n-head 2 --n-embd 32 --seq-len 32 --lanes 8 --batch 8 --micro-batch 2"
 TRAIN = f"{MODEL} --precision fp32 --device cpu --steps 1000000 --eval-every 1000000"
 TRAIN += " --eval-tokens 512 --cache-dir none --checkpoint-every 10 --log-every 1000000"
 START_S = 180.0  # for the first step of a job
+CALM_S = 3.0  # before each kill
 
 
 def tree(pid: int) -> list[int]:
@@ -84,8 +85,6 @@ class Job:
         for i in range(PODS):
             if i in self.pods and self.pods[i].poll() is None:
                 continue
-            shm = self.folder / f"shm-{i}"  # in memory on a cluster; the state is small
-            shm.mkdir(parents=True, exist_ok=True)
             ours = (
                 {
                     "POD_NAME": f"pod-{i}",
@@ -94,7 +93,6 @@ class Job:
                     "PET_NPROC_PER_NODE": "1",
                     "PET_RDZV_ID": "ours",
                     "PET_RDZV_ENDPOINT": f"{self.net}.100:29411",
-                    "GPTDDP_MEMORY": str(shm),
                 }
                 if self.kind == "ours"
                 else {}
@@ -121,33 +119,40 @@ class Job:
         for pod in self.pods.values():
             pod.wait()
 
-    def wait_for(self, step: int, since: float, timeout_s: float) -> float | None:
-        """The time of the first step beyond `step` of all ranks, since then; None: too late."""
+    def wait_for(
+        self, since: float, timeout_s: float, *, smaller: bool = False, life: int = 0
+    ) -> float | None:
+        """The time of the first step of all ranks since then; None: too late.
+
+        `smaller`: of fewer too, and one of all counts only in a later life than this.
+        """
         while time.time() < since + timeout_s:
             self.keep()
-            for line in history(self.run) if self.run.exists() else ():
-                whole = line["world_size"] == PODS
-                if line["step"] > step and whole and line["time"] > since:
+            for generation, line in logged(self.run, self.last() - 200):
+                whole = line["world_size"] == PODS and (not smaller or generation > life)
+                if line["time"] > since and (whole or (smaller and line["world_size"] < PODS)):
                     return float(line["time"])
             time.sleep(0.05)
         return None
 
     def last(self) -> int:
-        return max(line["step"] for line in history(self.run))
+        return last_step(self.run) if self.run.exists() else 0
 
-    def measure(self, harm: Callable[["Job"], None], limit_s: float) -> tuple[float, int] | None:
-        """Seconds to the next new step of all ranks, and the steps done again."""
-        began = time.time()
-        if self.wait_for(self.last() + 10, began, START_S) is None:
+    def measure(self, harm: Callable[["Job"], None], limit_s: float) -> list[float] | None:
+        """Seconds to the next new step and to that of all ranks, and the steps done again."""
+        time.sleep(CALM_S)
+        if self.wait_for(time.time(), START_S) is None:
             return None
-        events, began = len(read_ledger(self.run)), time.time()
+        events, began = read_ledger(self.run), time.time()
         harm(self)
-        last = self.last()  # only now: one more may have been done meanwhile
-        first = self.wait_for(last + 1, began, limit_s)
-        if first is None:
+        life = max(event["generation"] for event in events)
+        first = self.wait_for(began, limit_s, smaller=True, life=life)
+        all_back = first and self.wait_for(first, limit_s)
+        if not first or not all_back:
             return None
-        new = read_ledger(self.run)[events:]
-        return first - began, sum(e["redo"] for e in new if e["event"] == "start")
+        new = read_ledger(self.run)[len(events) :]
+        redone = sum(event["redo"] for event in new if event["event"] == "start")
+        return [first - began, all_back - began, redone]
 
 
 def kill(pid: int) -> None:
@@ -158,7 +163,7 @@ def kill(pid: int) -> None:
 KILLS: dict[str, Callable[[Job], None]] = {
     "a worker": lambda job: job.kill_worker(3),
     "a pod": lambda job: job.kill_pod(2),
-    "the rendezvous' host": lambda job: job.kill_pod(0),
+    "the endpoint's pod": lambda job: job.kill_pod(0),
 }
 
 
@@ -176,14 +181,12 @@ def prepare(folder: Path) -> Path:
 
 def rounds(kind: str, folder: Path, data: Path, count: int, limit_s: float) -> None:
     """Every kill `count` times, and what they cost."""
-    results: dict[str, list[tuple[float, int] | None]] = {name: [] for name in KILLS}
+    results: dict[str, list[list[float] | None]] = {name: [] for name in KILLS}
     job = None
     try:
         for n, name in [(n, name) for n in range(count) for name in KILLS]:
             if job is None:
                 job = Job(kind, folder / f"{kind}-{n}-{len(results[name])}-{name[-4:]}", data)
-                if job.wait_for(0, time.time(), START_S) is None:
-                    raise SystemExit(f"{kind}: no step within {START_S:g} s, see {job.folder}")
             results[name].append(job.measure(KILLS[name], limit_s))
             if results[name][-1] is None:
                 job.close()
@@ -192,11 +195,11 @@ def rounds(kind: str, folder: Path, data: Path, count: int, limit_s: float) -> N
         if job:
             job.close()
     for name, found in results.items():
-        good = [it for it in found if it is not None]
-        words = " ".join(f"{it[0]:.1f}" if it else f">{limit_s:g}" for it in found)
-        median = f"{statistics.median(it[0] for it in good):.1f} s" if good else "none recovered"
-        redone = max((it[1] for it in good), default=0)
-        print(f"{kind:6} {name:21} median {median:15} again {redone:4} steps   ({words})")
+        good = [it for it in found if it]
+        words = " ".join(f"{it[0]:.1f}/{it[1]:.1f}" if it else f">{limit_s:g}" for it in found)
+        first, whole, redone = map(statistics.median, zip(*good, strict=True)) if good else [0] * 3
+        text = f"{first:5.1f} s, of all {whole:5.1f} s, again {redone:4} steps"
+        print(f"{kind:6} {name:20} {text if good else 'none recovered'}   ({words})")
 
 
 def main() -> None:

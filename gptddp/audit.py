@@ -28,8 +28,9 @@ from gptddp.run.directory import CHECKPOINTS, LEDGER
 from gptddp.train import train
 from gptddp.training.first_state import first_state
 from gptddp.training.opening import check_data
+from gptddp.training.parts import DUE
 from gptddp.training.quarantine import check
-from gptddp.training.replay import DUE, FIELDS, Difference, Replay, Span, unlike
+from gptddp.training.replay import FIELDS, Difference, Replay, Span, unlike
 from gptddp.training.stop import StopFlag
 
 Tell = Callable[[str], None]  # takes which steps are recomputed now

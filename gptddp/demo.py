@@ -94,14 +94,14 @@ def kill_after(
 
 
 def recoveries(run: Path, killed: float) -> str:
-    """What the kill has cost, by the ledger: seconds to the next new step, and steps redone."""
+    """What the kill has cost, by the ledger: how long no step was done, and steps done again."""
     after = [event for event in read_ledger(run) if event["time"] > killed]
-    ends = [event for event in after if event["event"] == "recovered"]
-    if not ends:
+    moves = [event for event in after if event["event"] == "world"]
+    if not moves:
         return "none: the time was over before the next step"
     redone = sum(event["redo"] for event in after if event["event"] == "start")
-    seconds = ", then ".join(f"{it['total_s']:.1f} s (to {it['world_size']} ranks)" for it in ends)
-    return f"{seconds} from the last step to the next new one; {redone} steps done again"
+    pauses = ", then ".join(f"{it['pause_s']:.2f} s (to {it['world_size']} ranks)" for it in moves)
+    return f"{pauses} without a step; {redone} steps done again"
 
 
 def report(run: Path, data: Path, killed: float | None) -> bool:

@@ -91,13 +91,17 @@ class BadRowGroup(DataError):
 
 
 class LifeLost(RuntimeError):
-    """This life of the run is over by no error of its own: the next one goes on."""
+    """This process ends by no error of its own: it is started again, and the run goes on."""
 
     exit_code = 1
 
 
 class LostPeer(LifeLost):
     """A collective has failed because another rank is gone or silent."""
+
+
+class Broken(LostPeer):
+    """The world has changed while it was formed: the next view is another."""
 
 
 class BadMessage(LifeLost):

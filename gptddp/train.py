@@ -25,7 +25,9 @@ from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import use
 from gptddp.distributed.process import run
 from gptddp.model import gpt, optim
+from gptddp.model.buckets import settle
 from gptddp.model.micro_batches import autocast, of_step
+from gptddp.model.optim import Optimizer
 from gptddp.model.sums import Sums
 from gptddp.model.sums import build as sums_of
 from gptddp.training import entry
@@ -38,7 +40,6 @@ def train(life: Life) -> None:
     audit.py calls it with a Replay, which compares instead of recording.
     """
     c, world = life.config, life.world
-    # a lost peer, a hang, a takeover leave the state in memory; other errors leave the checkpoint
     with life.guard():
         # -- the model, from the same seed on every rank, and its state -------------------------
         use(c, world.device)  # precision of products, threads
@@ -47,55 +48,52 @@ def train(life: Life) -> None:
         optimizer = optim.build(net, c, world)
         ddp = DDP(net, gradient_as_bucket_view=True)  # all ranks
         sums = sums_of(ddp, c, world)
-        warm_up(ddp, c, world)  # all ranks
-        life.restore(net, optim.state_tensors(net, optimizer) | sums.tensors())  # all ranks
+        settle(ddp, sums, c, world)  # all ranks
+        state = optim.state_tensors(net, optimizer) | sums.tensors()
+        life.restore(net, state, sums)  # all ranks
 
-        # -- the loop ---------------------------------------------------------------------------
-        # the life before may have ended after its last step, before the evaluation or check
-        life.complete_line()  # all ranks
-        while life.goes_on:
-            batch = life.next_batch()
-            agreed = life.agree(batch)  # all ranks: targets, bad rows, stop, time, save
-            if not life.goes_on:
-                break
-            if agreed.bad:
-                life.quarantine(batch)  # all ranks; then the same step without those rows
-                continue
-            lr = optimizer.set_lr(c, life.progress)
-            nats = forward_backward(ddp, batch, agreed.targets, life.step, c, world, sums)
-            loss = nats / agreed.targets
-            norm = nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip or math.inf).item()
-            optimizer.prepare()  # all ranks (Muon); it changes no state
-            numbers = {"loss": loss, "grad_norm": norm, "lr": lr}
-            with life.stepping(batch, agreed, numbers, sums.wait_s) as finite:
-                if finite:  # else the step is skipped, on every rank
-                    optimizer.step()
-                    sums.settle()
-                optimizer.zero_grad()
-            if life.is_evaluation_due:
-                life.evaluate()  # all ranks
-            if agreed.save or life.is_check_due:
-                life.check_replicas()  # all ranks
-            life.record()
-            if agreed.save:
-                life.save()
+        # -- the worlds: each lasts until a rank is lost or comes -------------------------------
+        while not life.worlds.is_over:
+            with life.worlds.around():  # all ranks: the next goes on from the same step
+                steps(life, ddp, optimizer, sums)
+
+
+def steps(life: Life, ddp: DDP, optimizer: Optimizer, sums: Sums) -> None:
+    """All ranks: the steps that are left, as long as the world lasts."""
+    c, world = life.config, life.world
+    optimizer.zero_grad()  # what a step has left that was cut off
+    # a life or world before may have ended after its last step, before the evaluation or check
+    life.complete_line()  # all ranks
+    while life.goes_on:
+        batch = life.next_batch()
+        agreed = life.agree(batch)  # all ranks: targets, bad rows, stop, time, save, a new world
+        if not life.goes_on:
+            break
+        if agreed.bad:
+            life.quarantine(batch)  # all ranks; then the same step without those rows
+            continue
+        lr = optimizer.set_lr(c, life.progress)
+        nats = forward_backward(ddp, batch, agreed.targets, life.step, c, world, sums)
+        loss = nats / agreed.targets
+        norm = nn.utils.clip_grad_norm_(ddp.parameters(), c.grad_clip or math.inf).item()
+        optimizer.prepare()  # all ranks (Muon); it changes no state
+        numbers = {"loss": loss, "grad_norm": norm, "lr": lr}
+        with life.stepping(batch, agreed, numbers, sums.wait_s) as finite:
+            if finite:  # else the step is skipped, on every rank
+                optimizer.step()
+                sums.settle()
+            optimizer.zero_grad()
+        if life.is_evaluation_due:
+            life.evaluate()  # all ranks
+        if agreed.save or life.is_check_due:
+            life.check_replicas()  # all ranks
+        life.record()
+        if agreed.save:
+            life.save()
+    if not life.worlds.ends:
         # that time is up is known only in `agree`, after the last step
         life.complete_line()  # all ranks
         life.end()  # all ranks: they wait for the last state to be on disk, ten minutes at most
-
-
-def warm_up(ddp: DDP, c: Config, world: World) -> None:
-    """All ranks: one backward pass whose gradients are thrown away, before the state is loaded.
-
-    DDP rebuilds its buckets after the first backward pass of a process. Without this one, the first
-    real step of a life would add in another order than the same step of an undisturbed run, and the
-    losses of three ranks or more would differ in the last bits.
-    """
-    tokens = torch.zeros(1, c.seq_len, dtype=torch.long, device=world.device)
-    with autocast(c, world.device):
-        loss = ddp(tokens, tokens, tokens if c.mask == "document" else None)
-    loss.backward()  # all ranks
-    ddp.zero_grad(set_to_none=False)
 
 
 def forward_backward(

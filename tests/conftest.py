@@ -60,12 +60,10 @@ def train_here():
 
 
 @pytest.fixture
-def run(corpus, tmp_path, monkeypatch, train_here):
-    """run(*flags): train in this process, with a memory; the run directory is tmp_path / "run"."""
+def run(corpus, tmp_path, train_here):
+    """run(*flags): train in this process; the run directory is tmp_path / "run"."""
     from gptddp import train
 
-    (tmp_path / "memory").mkdir()
-    monkeypatch.setenv("GPTDDP_MEMORY", str(tmp_path / "memory"))
     fixed = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run")]
     return lambda *flags: train.main([*fixed, *flags])
 

@@ -74,9 +74,11 @@ def on_all_ranks(*train_s: float) -> list[Agreed]:
     def each(all_reduce) -> list[Agreed]:
         made = []
         for rank, seconds in enumerate(train_s):
-            world = SimpleNamespace(rank=rank, world_size=len(train_s), all_reduce=all_reduce)
+            about = {"rank": rank, "world_size": len(train_s), "view": None}
+            world = SimpleNamespace(**about, all_reduce=all_reduce)
             spent = RankSeconds(PhaseClock(), world)
-            made.append(agree(batch, False, seconds, True, False, 7, spent, world))
+            said, of_0 = (False, False, False, True), (3, 7, seconds)
+            made.append(agree(batch, said, of_0, spent, world))
         return made
 
     each(send)
@@ -95,9 +97,8 @@ def test_all_ranks_take_the_rate_of_rank_0s_clock():
         assert len({lr_at(99, c, 0, it.train_s) for it in agreed}) == 1
         again = on_all_ranks(train_s, 0.0)  # a step that is tried once more
         assert {it.train_s for it in again} == {train_s}
-    assert {(it.targets, it.logged, it.save, it.stop, it.bad) for it in agreed} == {
-        (5, 7, True, False, False)
-    }
+    found = {(it.targets, it.generation, it.logged, it.save, it.stop, it.bad) for it in agreed}
+    assert found == {(5, 3, 7, True, 0, False)}
 
 
 def test_seconds_that_nobody_can_have_trained_are_no_overflow():

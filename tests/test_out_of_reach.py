@@ -120,8 +120,8 @@ FORGIVING = {
     *("checkpoint/retention", "checkpoint/store", "data/dataset", "demo"),
     *("distributed/hardware", "inference/export", "k8s/local/act"),
     *("k8s/local/container", "k8s/local/run", "k8s/local/screen", "k8s/login", "k8s/render/code"),
-    *("launch/agent", "launch/overlay", "prepare/output", "prepare/recipe", "prepare/walk"),
-    *("run/lease_file", "training/opening"),
+    *("launch/launcher", "launch/overlay", "launch/worker", "prepare/output", "prepare/recipe"),
+    *("prepare/walk", "run/lease_file", "training/opening"),
 }
 _ASKS = {"exists", "is_dir", "is_file", "is_symlink", "lexists", "isdir", "isfile", "islink"}
 

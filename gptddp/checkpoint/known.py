@@ -45,7 +45,15 @@ def load(
         time.sleep(seconds)
     loaded = load_newest(run, run_id, known=recorded.commits, branches=recorded.branches, tell=tell)
     if loaded is not None:
-        warn(run, run_id, recorded, f"{loaded.name}, step {loaded.step}")
+        if gone:
+            log.warning(
+                "%s lacks %s, which the run has had: it goes on from %s, step %d. To go on from "
+                "the newest, stop the run and put it back before another checkpoint is written",
+                run / CHECKPOINTS,
+                _listed(gone),
+                loaded.name,
+                loaded.step,
+            )
         return loaded
     if not gone and lost:
         gone = [f"life {lost}, whose checkpoints {LEDGER} does not know"]
@@ -63,18 +71,6 @@ def load(
             )
         log.warning("%s: it begins at step 0 again, as --from-scratch says", what)
     return None
-
-
-def warn(run: Path, run_id: str, recorded: Summary, origin: str) -> None:
-    """Say which commits are missing, the newest among them, where the run goes on from `origin`."""
-    if gone := patiently(lambda: missing(run, run_id, recorded)):
-        log.warning(
-            "%s lacks %s, which the run has had: it goes on from %s. To go on from what is "
-            "missing, stop the run and put it back before another checkpoint is written",
-            run / CHECKPOINTS,
-            _listed(gone),
-            origin,
-        )
 
 
 def missing(run: Path, run_id: str, recorded: Summary) -> list[str]:

@@ -1,6 +1,8 @@
 """Tensors as one flat run of bytes, and the buffer to stage them in."""
 
+import contextlib
 import mmap
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,21 +49,35 @@ def tensors_at(
 
 
 class Staging:
-    """A buffer in CPU memory, pinned for CUDA, with room for the tensors of one layout."""
+    """Memory that other processes can have too, with room for the tensors of one layout.
+
+    It has no name (memfd): nothing is left of it when the last process that has it is gone, and no
+    size of /dev/shm limits it. Pinned for CUDA. Raises OSError where there is no such memory.
+    """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.layout, nbytes = layout(tensors)
+        self.layout, self.nbytes = layout(tensors)
         self.cuda = any(tensor.is_cuda for tensor in tensors.values())
-        room = torch.empty(nbytes + mmap.PAGESIZE, dtype=torch.uint8, pin_memory=self.cuda)
-        self.buffer = room[-room.data_ptr() % mmap.PAGESIZE :][:nbytes]  # for `bypass_cache`
+        self.size = max(self.nbytes, mmap.PAGESIZE)  # none can be mapped of no bytes
+        self.fd = os.memfd_create("gptddp-state")
+        os.posix_fallocate(self.fd, 0, self.size)
+        self.buffer = torch.frombuffer(mmap.mmap(self.fd, self.size), dtype=torch.uint8)
         self.buffer.zero_()  # touches every page now, not in the first copy
+        if self.cuda:
+            runtime: Any = torch.cuda.cudart  # untyped
+            with contextlib.suppress(RuntimeError):  # the copy is slower then
+                where = self.buffer.data_ptr(), self.size
+                torch.cuda.check_error(runtime().cudaHostRegister(*where, 0))
         self.views = {name: tensor_at(self.buffer, entry) for name, entry in self.layout.items()}
 
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self.fd)
+
     @torch.no_grad()
-    def fill(self, tensors: Mapping[str, torch.Tensor]) -> memoryview:
-        """Copy the tensors in, and return the buffer's bytes."""
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy the tensors in."""
         for name, tensor in tensors.items():
             self.views[name].copy_(tensor, non_blocking=True)
         if self.cuda:
             torch.cuda.synchronize()
-        return self.buffer.numpy().data

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,6 @@ class Status:
     reason: str = ""  # why it is invalid or foreign
     nbytes: int = 0  # of the tensors
     time: float = 0.0  # unix seconds of the save; 0 where unknown
-    read_back: bool = False  # was every byte read when it was written?
     skipped: int = 0  # steps that were not finite, the last of which is its own
 
     @property
@@ -53,7 +52,7 @@ def verify(path: Path, *, full: bool = True, run_id: str | None = None) -> Statu
         manifest = store.read_manifest(path)
         entry = manifest["shards"][0]
         found.nbytes, found.time = entry["nbytes"], manifest["time"]
-        found.read_back, found.skipped = bool(manifest.get("verified")), store.skipped(manifest)
+        found.skipped = store.skipped(manifest)
         if reason := store.refused(manifest, run_id):
             found.state = "foreign" if store.of_another(manifest, run_id) else "invalid"
             found.reason = reason
@@ -95,10 +94,10 @@ def prune(
 ) -> list[str]:
     """Delete what is older than the `keep` newest verified checkpoints; the names deleted.
 
-    Verified: every byte was read back when it was written. The oldest of them, and what was never
-    read back, is read now, so that one stays that can be loaded. Nothing newer than it is deleted,
-    nor the first one of each `keep_every` steps (0: none). What is not of the run `run_id` (None:
-    that is not asked) does not count, and is not deleted.
+    Verified: every byte was read back when it was written. The oldest of them is read now, so that
+    one stays that can be loaded. Nothing newer than it is deleted, nor the first one of each
+    `keep_every` steps (0: none). What is not of the run `run_id` (None: that is not asked) does not
+    count, and is not deleted.
 
     Nor does one count that was saved after a step that was not finite: its weights may be spoilt.
     It is deleted when a newer one is there. So a run that has blown up keeps what was saved before.
@@ -128,10 +127,8 @@ def prune(
 
 
 def _read(path: Path, full: bool, run_id: str | None) -> Status:
-    """Is it good? Reads every byte with `full`, and where that was never done."""
+    """Is it good? Reads every byte with `full`."""
     status = verify(path, full=full, run_id=run_id)
-    if status.state == "complete" and not status.read_back:
-        status, full = verify(path, run_id=run_id), True
     if full and status.state == "invalid":
         log.warning("checkpoint %s is damaged, and older ones stay: %s", path.name, status.reason)
     return status
@@ -155,20 +152,17 @@ def _stays(root: Path, name: str, names: Sequence[str], every: int, run_id: str 
     return False
 
 
-def discard_unfinished(
-    run_dir: str | Path, spare: Collection[str] = (), upto: float = math.inf
-) -> None:
+def discard_unfinished(run_dir: str | Path, upto: float = math.inf) -> None:
     """Move unfinished checkpoints out of reach of whoever writes them: none gets a name any more.
 
-    When a life begins: those of all lives before it, but the late save in `spare`. Where the disk
-    is full: those of generations `upto` this one; `prune` removes their files. One rename moves all
-    of it: were the files removed in place, a half of one could still get its name.
+    When a life begins: those of all lives before it. Where the disk is full: those of generations
+    `upto` this one; `prune` removes their files. One rename moves all of it: were the files removed
+    in place, a half of one could still get its name.
     """
     root = Path(run_dir) / CHECKPOINTS
     with contextlib.suppress(OSError):
         for unfinished in _inside(root / store.TMP):
-            name = unfinished.rpartition(".")[0]
-            if name in spare or store.order(name)[0] > upto:
+            if store.order(unfinished.rpartition(".")[0])[0] > upto:
                 continue
             (root / store.TRASH).mkdir(exist_ok=True)
             with contextlib.suppress(OSError):  # the others go all the same

@@ -1,7 +1,7 @@
 """What a run has recorded of itself, in its ledger; where that is lost, in a checkpoint.
 
 Who needs the run's id or its configuration, or asks whether it is finished, calls `read` here. Who
-goes by the events alone (saves, log, a late save) calls `summary.read`.
+goes by the events alone (saves, log) calls `summary.read`.
 
 Where the ledger is lost, or has lost the start of a life that has saved, the newest checkpoint says
 the run's id and the configuration that was in force, and the end of an older life that the ledger

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -45,8 +44,8 @@ def wrong(entry: Any, where: str) -> Iterator[str]:
         yield f"{where}.xxh3_128 is not a hash of each chunk of chunk_bytes"
 
 
-def write(folder: Path, data: memoryview, wrote: Callable[[], None]) -> dict[str, Any]:
-    """Write the file durably; its entry in the manifest. `wrote` is called after each chunk."""
+def write(folder: Path, data: memoryview) -> dict[str, Any]:
+    """Write the file durably; its entry in the manifest."""
     hashes = []
     fd = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
@@ -55,7 +54,6 @@ def write(folder: Path, data: memoryview, wrote: Callable[[], None]) -> dict[str
             chunk = data[begin : begin + CHUNK_BYTES]
             hashes.append(xxh3_128_hexdigest(chunk))
             write_all(fd, chunk)
-            wrote()
         os.fsync(fd)
     finally:
         os.close(fd)  # NFS may report a failed write only here
@@ -70,47 +68,30 @@ def read(
 ) -> None:
     """Read every chunk and compare its hash, into the buffer or, with None, nowhere.
 
-    With None it is the device that is read, not the page cache, where the volume lets us. `tell` is
-    told how much has been read. Raises Unusable.
+    With None it is the device that is read, not the page cache, where the volume lets us: what is
+    durable is dropped from that. `tell` is told how much has been read. Raises Unusable.
     """
     chunk_bytes, nbytes = entry["chunk_bytes"], entry["nbytes"]
     with reading(path, entry["file"]), open(path / entry["file"], "rb", buffering=0) as file:
-        scratch = memoryview(_uncached(file, chunk_bytes)) if buffer is None else None
+        if buffer is None:
+            scratch = memoryview(bytearray(min(chunk_bytes, nbytes)))
+            with contextlib.suppress(OSError):  # a file system that has no such cache
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         for begin, expected in zip(range(0, nbytes, chunk_bytes), entry["xxh3_128"], strict=True):
             beat()  # a large one may take many minutes
             end = min(begin + chunk_bytes, nbytes)
             tell(f"reading {path.name}, {begin / 1e9:.2f} of {nbytes / 1e9:.2f} GB")
-            into = scratch if buffer is None else buffer[begin:end]
-            assert into is not None
-            if not _fill(into, file, end - begin) or (
-                xxh3_128_hexdigest(into[: end - begin]) != expected
-            ):
+            into = scratch[: end - begin] if buffer is None else buffer[begin:end]
+            if not _fill(into, file) or xxh3_128_hexdigest(into) != expected:
                 reason = f"{entry['file']}: bytes {begin} to {end} do not match their hash"
                 raise Unusable(path, reason)
 
 
-def _uncached(file: Any, nbytes: int) -> mmap.mmap:
-    """A buffer to read a file into that is to come from the device.
-
-    Its address and size are multiples of a page, as O_DIRECT wants them.
-    """
-    with contextlib.suppress(OSError):  # for a file system that has no O_DIRECT
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    bypass_cache(file.fileno())
-    return mmap.mmap(-1, -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
-
-
-def _fill(into: memoryview, file: Any, nbytes: int) -> bool:
-    """Read so many bytes, or more where the buffer is larger; False where the file ends before."""
+def _fill(into: memoryview, file: Any) -> bool:
+    """Fill the buffer; False where the file ends before."""
     done = 0
-    while done < nbytes:
-        try:
-            count = file.readinto(into[done:])
-        except OSError as error:  # bytes that are no whole blocks
-            if error.errno != errno.EINVAL or not bypass_cache(file.fileno(), False):
-                raise
-            continue
-        if not count:
+    while done < len(into):
+        if not (count := file.readinto(into[done:])):
             return False
         done += count
     return True

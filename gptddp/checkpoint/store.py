@@ -213,26 +213,22 @@ def commit(
     manifest: dict[str, Any],
     data: memoryview,
     before_rename: Callable[[], None] = lambda: None,
-    read_back: bool = True,
-    wrote: Callable[[], None] = lambda: None,
 ) -> str:
     """Write a checkpoint and return its name; whatever happens, it is there whole or not at all.
 
     `manifest` has step, generation and what else the reader needs; the shard's size and hashes are
-    added here. With `read_back` every byte is read again, and the manifest says that it was
-    `verified`. `before_rename` runs when all is durable but the name: an exception from it undoes
-    the commit. `wrote` is called after each chunk. Raises OSError; FileExistsError where this step
-    of this generation is there.
+    added here. Every byte is read again. `before_rename` runs when all is durable but the name: an
+    exception from it undoes the commit. Raises OSError; FileExistsError where this step of this
+    generation is there.
     """
     root = Path(run_dir) / CHECKPOINTS
     name = name_of(manifest["step"], manifest["generation"])
     work = root / TMP / f"{name}.{uuid.uuid4().hex}"
     work.mkdir(parents=True)
     try:
-        entry = shard.write(work, data, wrote)
-        if read_back:
-            _read_back(work, entry)
-        raw = _seal({"format": FORMAT, **manifest, "shards": [entry], "verified": read_back})
+        entry = shard.write(work, data)
+        _read_back(work, entry)
+        raw = _seal({"format": FORMAT, **manifest, "shards": [entry]})
         write_new(work / MANIFEST, raw)
         fsync(work)
         before_rename()

@@ -1,28 +1,33 @@
 """Save in the background: a copy of the tensors is all that training waits for.
 
-A thread, not a process: both need the copy, nearly all of a commit is in calls that release the
-GIL, and a thread needs no shared memory and ends with its process. `benchmarks/checkpoint.py` says
-what a save costs the training: 15 ms for 13 MB and 0.46 s for 1.5 GB, on two cores that both train.
+The copy lies in memory that another process shares, which writes it (saver.py): so a save that has
+begun is ended, whatever becomes of this process. A thread here talks with it.
+`benchmarks/checkpoint.py` says what a save costs the training.
 """
 
+import contextlib
 import json
 import logging
+import os
+import signal
+import socket
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from gptddp.checkpoint import retention, store
+from gptddp.checkpoint import store
 from gptddp.checkpoint.layout import Staging
+from gptddp.checkpoint.saver import Channel
 from gptddp.distributed import environment
-from gptddp.errors import GptddpError, Unusable
-from gptddp.files import FULL, explain, fsync
-from gptddp.run.directory import CHECKPOINTS
+from gptddp.errors import CheckpointError, GptddpError, Unusable
+from gptddp.files import explain
 
 log = logging.getLogger(__name__)
 
@@ -37,21 +42,25 @@ class Saved:
     stall_s: float  # taken from training
     write_s: float  # in the background
     error: str | None
+    known: Mapping[str, Any] = field(default_factory=dict)  # as given to `submit`
 
     def committed(self) -> dict[str, Any]:
-        """What the ledger says of it, beside its fingerprints."""
-        return {name: value for name, value in vars(self).items() if name != "error"}
+        """What the ledger says of it."""
+        names = ("step", "name", "nbytes", "stall_s", "write_s")
+        return {name: getattr(self, name) for name in names} | dict(self.known)
 
 
 class Writer:
-    """Commits checkpoints from a background thread, one at a time. Rank 0 only.
+    """Has checkpoints committed by a process of its own, one at a time. Rank 0 only.
 
     No failure of the disk reaches the caller as an exception: it is the `error` of the result.
     `parent` is the checkpoint that this life was restored from. `run_id` and `config`: of the run,
-    which each of its checkpoints says. `before_commit` runs in the thread when all is written but
+    which each of its checkpoints says. `before_commit` runs in a thread when all is written but
     the name; an OSError from it prevents the commit (the run's log is synced there, so that it has
     every step that is committed). `fence` runs after it, and raises Superseded where the run goes
-    on without this process. `keep`: see `retention.prune`; 0: nothing is deleted on a full disk.
+    on without this process. `left`: what the saver needs to do both where this process is gone: the
+    `lease`, and of `lines` of the log and `events` of the ledger those that are not durable; None:
+    then nothing is committed. `keep`: see `retention.prune`; 0: nothing is deleted on a full disk.
     """
 
     def __init__(
@@ -66,15 +75,16 @@ class Writer:
         keep_every: int = 0,
         before_commit: Callable[[], None] = lambda: None,
         fence: Callable[[], None] = lambda: None,
+        left: Callable[[], Mapping[str, Any] | None] = lambda: None,
     ) -> None:
         self.run_dir = Path(run_dir)
         self.generation, self.run_id, self.config = generation, run_id, config
         self.parent = parent
         self.keep, self.keep_every = keep, keep_every
-        self.read_back = True  # not where a grace period is running out
-        self.wrote: Callable[[], None] = lambda: None  # called after each chunk
-        self.before_commit, self.fence = before_commit, fence
+        self.before_commit, self.fence, self._left = before_commit, fence, left
         self._staging: Staging | None = None
+        self._saver = 0  # its process id; 0: there is none
+        self._channel: Channel  # to it
         self._thread: threading.Thread | None = None
         self._results: deque[Saved] = deque()
         self._began = 0.0  # monotonic: the save in flight
@@ -86,29 +96,57 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> Staging:
-        """Allocate the buffer for what all saves have, before the first one has to."""
+        """Allocate memory for what all saves have, and start the saver, before the first save.
+
+        Raises OSError; the first save tries it again.
+        """
         if self._staging is None:
             self._staging = Staging(tensors)
+        if not self._saver:
+            self._start(self._staging)
         return self._staging
 
-    def submit(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bool:
+    def submit(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        known: Mapping[str, Any] | None = None,
+        anew: bool = False,
+    ) -> bool:
         """Begin to save; False where the last save still runs or has saved this very step.
 
         `meta` is all state that is not a tensor, as JSON. The tensors (any device, stride and
-        dtype) may change as soon as this returns.
+        dtype) may change as soon as this returns. `known`: what the ledger is to have of it.
+        `anew`: also where it is the state that this life was restored from.
         """
-        if self.busy or self.has(step):
+        if self.busy or (self.has(step) and not anew):
             return False
         self._began = time.monotonic()
         begin = time.perf_counter()
-        staging = self.prepare(tensors)
-        data = staging.fill(tensors)
-        manifest = self._manifest(step, staging.layout, meta)
-        stall_s = time.perf_counter() - begin
+        request: dict[str, Any] = {
+            "name": store.name_of(step, self.generation),
+            "known": dict(known or {}),
+        }
+        try:
+            staging = self.prepare(tensors)
+            staging.fill(tensors)
+        except OSError as error:  # no memory for it
+            self._end(step, request, 0.0, error)
+            return True
+        request |= {
+            "run_dir": str(self.run_dir.absolute()),
+            "manifest": self._manifest(step, staging.layout, meta),
+            "nbytes": staging.nbytes,
+            "keep": self.keep,
+            "keep_every": self.keep_every,
+            "again": self._tried == request["name"],
+            "stall_s": time.perf_counter() - begin,
+        }
         # A daemon, so that a volume that hangs cannot hold up the exit; for that the thread may
         # not be inside torch, whose C++ frames do not survive the end of the interpreter.
         self._thread = threading.Thread(
-            target=self._write, args=(manifest, data, stall_s), name="checkpoint", daemon=True
+            target=self._write, args=(step, request), name="checkpoint", daemon=True
         )
         self._thread.start()
         return True
@@ -122,13 +160,6 @@ class Writer:
         if self._thread is not None:
             self._thread.join(timeout_s)
         return not self.busy
-
-    def save_bytes(
-        self, step: int, layout: Mapping[str, Any], data: memoryview, meta: Mapping[str, Any]
-    ) -> Saved:
-        """Save tensors that lie in memory as they will in the file, without a copy; waits."""
-        self._write(self._manifest(step, layout, meta), data, 0.0)
-        return self._results.pop()
 
     def _manifest(
         self, step: int, layout: Mapping[str, Any], meta: Mapping[str, Any]
@@ -158,55 +189,87 @@ class Writer:
 
     # -- in the thread
 
-    def _write(self, manifest: dict[str, Any], data: memoryview, stall_s: float) -> None:
+    def _write(self, step: int, request: dict[str, Any]) -> None:
         begin, failure = time.perf_counter(), None
+        self._tried = request["name"]
         try:
-            try:
-                self._commit(manifest, data)
-            except OSError as full:
-                if full.errno not in FULL or not self.keep:
-                    raise
-                retention.discard_unfinished(self.run_dir, upto=self.generation)
-                self._prune(min(self.keep, 2))
-                self._commit(manifest, data)
+            self._save({**request, "left": self._left()})
+            self.parent = request["name"]
         except Exception as exception:
             failure = exception
             if not isinstance(exception, OSError | GptddpError | Unusable):
                 log.error("checkpoint writer: unexpected error", exc_info=exception)
+        self._end(step, request, time.perf_counter() - begin, failure)
+
+    def _end(
+        self, step: int, request: dict[str, Any], write_s: float, failure: Exception | None
+    ) -> None:
         self.failure, error = failure, _explain(failure) if failure else None
-        name = store.name_of(manifest["step"], manifest["generation"])
-        write_s = time.perf_counter() - begin
-        self._results.append(Saved(manifest["step"], name, len(data), stall_s, write_s, error))
+        about = request["name"], request.get("nbytes", 0), request.get("stall_s", 0.0)
+        self._results.append(Saved(step, *about, write_s, error, request["known"]))
 
-    def _commit(self, manifest: dict[str, Any], data: memoryview) -> None:
-        name = store.name_of(manifest["step"], self.generation)
-        path = self.run_dir / CHECKPOINTS / name
-        again, self._tried = self._tried == name, name
+    def _save(self, request: dict[str, Any]) -> None:
+        """Have the saver do it. Raises what has kept it from that."""
+        assert self._staging
+        if not self._saver:
+            self._start(self._staging)
+        refusal: Exception | None = None
+        with contextlib.suppress(OSError):  # it is gone, as what it says then shows
+            self._channel.send(**request)
+        while (said := self._channel.receive()) is not None:
+            if "log" in said:
+                log.log(*said["log"])
+            elif "ready" in said:
+                refusal = self._refusal()
+                code = refusal.errno if isinstance(refusal, OSError) else 0
+                with contextlib.suppress(OSError):
+                    self._channel.send(errno=code, forbids=str(refusal or ""))
+            elif error := said["end"]:
+                raise refusal or _from_message(error)
+            else:
+                return
+        raise self._lost()
 
-        def before_rename() -> None:
+    def _refusal(self) -> Exception | None:
+        """What forbids to give the checkpoint its name."""
+        try:
             self.before_commit()
             self.fence()
-            if store.is_foreign(path, self.run_id):
-                log.warning("checkpoint %s is another run's: it is set aside", name)
-                retention.set_aside(path)
+        except Exception as exception:
+            return exception
+        return None
 
-        try:
-            store.commit(self.run_dir, manifest, data, before_rename, self.read_back, self.wrote)
-        except FileExistsError:
-            if not again:
-                raise
-            # The last try has come as far as the name, and failed by what comes after it.
-            fsync(path.parent)
-        store.read_manifest(path)
-        self.parent = name
-        if self.read_back:
+    def _start(self, staging: Staging) -> None:
+        """Start the saver. No `fork`: this process may have all of the node's memory."""
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours.detach())
+        code = "from gptddp.checkpoint.saver import main; main()"
+        with theirs:
+            numbers = theirs.fileno(), staging.fd
+            args = [sys.executable, "-P", "-c", code, *map(str, numbers), str(staging.size)]
             try:
-                self._prune(self.keep)
-            except OSError as error:  # the checkpoint stands
-                log.warning("after the commit of %s: %s", name, explain(error))
+                for fd in numbers:
+                    os.set_inheritable(fd, True)
+                # its own session: no Ctrl-C of a terminal ends it
+                env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+                self._saver = os.posix_spawn(sys.executable, args, env, setsid=True)
+            finally:
+                os.set_inheritable(staging.fd, False)
 
-    def _prune(self, keep: int) -> None:
-        retention.prune(self.run_dir, keep, keep_every=self.keep_every, run_id=self.run_id)
+    def _lost(self) -> OSError:
+        """The saver is gone: the next save starts another."""
+        pid, self._saver = self._saver, 0
+        _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return OSError(f"the process that saves checkpoints (process {pid}) has {how}")
+
+
+def _from_message(error: Mapping[str, Any]) -> Exception:
+    """What the saver has made a message of (`as_message`)."""
+    if "errno" in error:
+        return OSError(error["errno"], error["strerror"], error["file"])
+    return CheckpointError(error["text"])
 
 
 def _explain(error: Exception) -> str:

@@ -154,6 +154,7 @@ class Lane:
         self.number, self.dealt, self.seed = number, dealt, seed
         # making blocks: used only by the thread that has set `busy`
         self.busy = False
+        self.stopped = threading.Event()  # nobody wants its rows any more
         self.error: BaseException | None = None
         self.reading = ""  # the file, as a message says it, while it is read; for any thread
         self.epoch, self.block, self._skip = cursor
@@ -163,13 +164,12 @@ class Lane:
         self._without_rows = 0  # blocks without rows, one after the other
         # taking rows: under the producer's lock
         self.ready: deque[Made] = deque()
+        self.used: list[Made] = []  # that the last rows taken were the end of
         self.taken = 0  # rows of ready[0]
         self.rows = 0  # ready and not taken
         self.cursor = tuple(cursor)
 
-    def make(
-        self, source: Source, encode: Encode, stopped: threading.Event = _NEVER
-    ) -> Made | None:
+    def make(self, source: Source, encode: Encode) -> Made | None:
         """Make the next block and move on; None if it has no rows, or if stopped.
 
         Raises BadRowGroup when its row group cannot be read; DataError when the whole dataset is
@@ -183,11 +183,11 @@ class Lane:
         try:
             packed, identity = source.cached(block)
             if packed is None:
-                documents = source.documents(block.group, stopped)
+                documents = source.documents(block.group, self.stopped)
         finally:
             self.reading = ""
         if packed is None:
-            if (packed := source.pack_rows(documents, encode, stopped)) is None:
+            if (packed := source.pack_rows(documents, encode, self.stopped)) is None:
                 return None
             source.keep(block, identity, packed)
         # With fewer rows than lanes, several lanes have the same row.
@@ -206,6 +206,7 @@ class Lane:
     def take(self, n: int) -> list[tuple[np.ndarray, ...]]:
         """The next n rows, which must be ready: parts of (tokens, valid, hashes, origin), views."""
         parts: list[tuple[np.ndarray, ...]] = []
+        self.used.clear()
         self.rows -= n
         while n:
             made = self.ready[0]
@@ -216,9 +217,26 @@ class Lane:
             n -= self.taken - start
             self.cursor = (made.epoch, made.block, made.first + self.taken)
             if self.taken == len(made.rows):
-                self.ready.popleft()
+                self.used.append(self.ready.popleft())
                 self.taken, self.cursor = 0, (*made.after, 0)
         return parts
+
+    def go_to(self, cursor: Sequence[int]) -> bool:
+        """Take the rows from this cursor on next: those last taken again, or only later ones.
+
+        False where they are not among the rows that are there.
+        """
+        if tuple(cursor) == self.cursor:
+            return True
+        there = [*self.used, *self.ready]
+        for i, made in enumerate(there):
+            row = cursor[2] - made.first
+            if (made.epoch, made.block) == tuple(cursor[:2]) and 0 <= row < len(made.rows):
+                self.used, self.ready, self.taken = [], deque(there[i:]), row
+                self.rows = sum(len(it.rows) for it in self.ready) - row
+                self.cursor = tuple(cursor)
+                return True
+        return False
 
     def _advance(self, n_rows: int) -> None:
         if self._skip and self._skip >= n_rows:

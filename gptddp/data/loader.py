@@ -81,12 +81,10 @@ class Loader:
         pack: str = "best-fit",
         cache: Cache | None = None,
     ) -> None:
-        config = Config(lanes=lanes, batch=batch, seq_len=seq_len, seed=seed, pack=pack)
-        check_world_size(config, world_size)
+        self._config = Config(lanes=lanes, batch=batch, seq_len=seq_len, seed=seed, pack=pack)
         source = _source(dataset, "train", seq_len, pack, cache)
         self._identity = _identity(source, lanes, batch, seed)
         self._bos = source.tokenizer.bos
-        start = [(0, 0, 0)] * lanes if state is None else _cursors(state, self._identity)
         self.quarantined = sorted((state or {}).get("quarantined", ()))
         source.quarantined = frozenset(self.quarantined)
         self.groups, self.lanes = source.groups, lanes
@@ -97,15 +95,33 @@ class Loader:
                 f"{dataset.dir}: all row groups of the train split are in quarantine: mend the "
                 "data, then begin a new run"
             )
-        self._lanes = [
-            Lane(lane, self.dealt[self.hosts[lane]], seed, start[lane])
-            for lane in owned(rank, world_size, lanes)
-        ]
-        self._producer = Producer(source, self._lanes, batch // lanes, prefetch, threads)
+        start = self._start(rank, world_size, state)
+        own = [self._lane(*it) for it in start.items()]
+        self._producer = Producer(source, own, batch // lanes, prefetch, threads)
         # Also called when the loader is garbage collected, and at the interpreter's exit, while
         # threads can still be joined.
         self._stop = weakref.finalize(self, self._producer.stop)
         self._producer.start()
+
+    def _start(
+        self, rank: int, world_size: int, state: Mapping[str, Any] | None
+    ) -> dict[int, Sequence[int]]:
+        """The cursor of each lane of a rank."""
+        check_world_size(self._config, world_size)
+        cursors = _cursors(state, self._identity) if state is not None else [(0, 0, 0)] * self.lanes
+        return {lane: cursors[lane] for lane in owned(rank, world_size, self.lanes)}
+
+    def _lane(self, number: int, cursor: Sequence[int]) -> Lane:
+        return Lane(number, self.dealt[self.hosts[number]], self._config.seed, cursor)
+
+    def move(self, rank: int, world_size: int, state: Mapping[str, Any] | None) -> None:
+        """Go on as another rank, in a world of another size, or from another state of the run.
+
+        `state`: one with the same row groups in quarantine; None for the beginning. What is packed
+        for lanes that stay with this rank is kept, with the rows of the last batch. Raises
+        DataError for a state of other data or settings.
+        """
+        self._producer.move(self._start(rank, world_size, state), self._lane)
 
     def next(self) -> Batch:
         """The next batch; waits for it.
@@ -118,7 +134,7 @@ class Loader:
         wait_s = time.monotonic() - started
         tokens, valid, hashes, origin = (np.concatenate(it) for it in zip(*parts, strict=True))
         cursors = np.zeros((self._identity["lanes"], 3), np.int64)
-        for lane in self._lanes:
+        for lane in self._producer.lanes:
             cursors[lane.number] = lane.cursor
         return Batch(
             tokens=tokens,

@@ -9,6 +9,7 @@ the others do not slow down the trainer.
 
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -30,6 +31,7 @@ class Producer:
         self.source, self.lanes, self.n, self.prefetch = source, lanes, rows, prefetch
         self._blocks = self._block_rows = 0  # made so far
         self._stopped = threading.Event()
+        self.error: BaseException | None = None  # of all lanes
         lock = threading.RLock()  # reentrant: a garbage collection inside may call stop()
         self._work, self._ready = threading.Condition(lock), threading.Condition(lock)
         self._threads = [
@@ -46,6 +48,8 @@ class Producer:
         """End the threads and wait for them; may be called at any time, by any thread, twice."""
         with self._work:
             self._stopped.set()
+            for lane in self.lanes:
+                lane.stopped.set()
             self._work.notify_all()
             self._ready.notify_all()
         deadline = time.monotonic() + JOIN_S
@@ -64,13 +68,30 @@ class Producer:
                 while lane.rows < self.n:
                     if self._stopped.is_set():
                         raise RuntimeError("the loader is closed")
-                    if lane.error:
-                        raise lane.error
+                    if error := lane.error or self.error:
+                        raise error
                     with storage.waiting(partial(self._reading, lane)):
                         self._ready.wait()
             parts = [part for lane in self.lanes for part in lane.take(self.n)]
             self._work.notify_all()
             return parts
+
+    def move(
+        self,
+        cursors: Mapping[int, Sequence[int]],
+        new: Callable[[int, Sequence[int]], Lane],
+    ) -> None:
+        """Go on with these lanes, by number, at these cursors; with `new` ones where it must."""
+        with self._work:
+            own, lanes = {lane.number: lane for lane in self.lanes}, []
+            for number, cursor in cursors.items():
+                lane = own.get(number)
+                lanes.append(lane if lane and lane.go_to(cursor) else new(number, cursor))
+            for lane in self.lanes:
+                if lane not in lanes:
+                    lane.stopped.set()
+            self.lanes = lanes
+            self._work.notify_all()
 
     def _reading(self, lane: Lane) -> str:
         """In any thread: the file whose reading holds up this lane; "" where it is none."""
@@ -82,21 +103,20 @@ class Producer:
         try:
             encode = self.source.encoder()
         except BaseException as error:
-            self._fail(self.lanes, error)
+            self._fail(self, error)
             return
         while lane := self._next_lane():
             try:
-                made = lane.make(self.source, encode, self._stopped)
+                made = lane.make(self.source, encode)
             except BaseException as error:
-                self._fail([lane], error)  # the other lanes go on: an earlier step may fail there
+                self._fail(lane, error)  # the other lanes go on: an earlier step may fail there
             else:
                 self._deliver(lane, made)
 
-    def _fail(self, lanes: list[Lane], error: BaseException) -> None:
+    def _fail(self, what: "Lane | Producer", error: BaseException) -> None:
         """Leave the error to the trainer's thread, which raises it when it needs the rows."""
         with self._ready:
-            for lane in lanes:
-                lane.error = error
+            what.error = error
             self._ready.notify_all()
 
     def _next_lane(self) -> Lane | None:

@@ -1,37 +1,39 @@
-"""The ranks of a job: into the process group, what they do together, and out of it again."""
+"""The ranks of a job: into the process group, what they do together, and out of it again.
+
+A worker of our launcher is a member of a mesh: its world changes as members come and go, in this
+process (`form`). The world of any other process is static: a lost peer ends it.
+"""
 
 import contextlib
 import dataclasses
 import itertools
+import json
 import os
-import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as td
 
 from gptddp import errors
-from gptddp.distributed import known_lives, pulse, torch_private, values
+from gptddp.distributed import environment, pulse, torch_private, values
 from gptddp.distributed.environment import (
     cpu_sharers,
-    has_own_gpus,
     job,
     ranks,
     restarts,
-    shared_memory,
     slurm_cpus,
     slurm_life,
 )
-from gptddp.distributed.hardware import cpu_quota
+from gptddp.distributed.group import Group
+from gptddp.distributed.hardware import cpu_quota, device_of
+from gptddp.distributed.members import Members, View
 from gptddp.distributed.storage import Said
-from gptddp.distributed.waiting import Tell, ended, teller, wait_for_end
+from gptddp.distributed.waiting import Tell, ended, teller, time_limit, wait_for_end
 
 # The first step connects the peers and, on an accelerator, compiles kernels.
 FIRST_TIMEOUT_S = 300.0
@@ -43,28 +45,108 @@ _SMALL_BYTES = 1 << 20
 _kept: list[Any] = []  # the process group after the end of its use, as long as this process
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
-    """All ranks of the job, as one of them sees them: for as long as `connect` lasts."""
+    """All ranks of the job, as one of them sees them now: for as long as `connect` lasts."""
 
     rank: int
     world_size: int
     device: torch.device
     nodes: int  # pods in the present world
-    restarts: int  # of this pod's workers by its agent
+    restarts: int  # of this worker, by its launcher
     address: str  # the pod's own address when it has one to itself, else ""
-    memory: Path | None  # a folder in memory that outlives this process, of the pod's ranks alone
     job: str | None  # the name of the job, the same in all its lives; None: it has none
-    life: str  # the id of this life, which no other has
-    follows: frozenset[str]  # the ids of lives that are over, because pods of this one were in them
+    life: str  # the id of this life, which no other has; "" before the first view of a mesh
     pods: tuple[str, ...]  # the name of each rank's pod, "" where it is in none
-    came: tuple[known_lives.Came, ...] = ()  # what each rank's pod knows of earlier lives
+    group: Group | None = None  # None: the world is static
+    _formed: str = ""  # which of this life's worlds this is
     _calls: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # of `from_rank_0`
+    _store: Any = None  # of a static world
+
+    # -- its members -------------------------------------------------------------------------------
+
+    @property
+    def is_static(self) -> bool:
+        """Is it for ever as it is?"""
+        return self.group is None
+
+    @property
+    def members(self) -> Members | None:
+        """The launcher's word; None where the world is static."""
+        return self.group.members if self.group else None
+
+    @property
+    def view(self) -> View | None:
+        """What it was formed for last; None where it is static, or a world of one before that."""
+        return self.group.view if self.group else None
+
+    @property
+    def is_broken(self) -> bool:
+        """Has it ended, so that no collective works any more?"""
+        return self.group is not None and self.group.is_broken
+
+    def form(self, view: View) -> None:
+        """All members of the view: be its world from now on. Raises Broken; see `Group.form`."""
+        assert self.group
+        self.group.form(view)
+        pods = tuple(it.pod for it in view.members)
+        if view.by == "first":
+            self.life = view.ids[0]
+        self._become(view.ids.index(self.group.members.me), pods, str(view.number))
+
+    def alone(self) -> None:
+        """Be a world of one, as before the first `form`."""
+        assert self.group
+        self.group.alone()
+        self._become(0, (environment.pod_name(),), "alone")
+
+    def _become(self, rank: int, pods: tuple[str, ...], formed: str) -> None:
+        self.rank, self.world_size, self.pods = rank, len(pods), pods
+        self.nodes = len(set(filter(None, pods))) + pods.count("")
+        self._formed, self._calls = formed, itertools.count()
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(len(pods)))  # see `environment.ranks`
+        pulse.beat()
+
+    # -- a board, for what is told outside of collectives ------------------------------------------
+
+    def post(self, key: str, value: Any) -> None:
+        """Let all ranks see this small value, as JSON, in place of what was under the key."""
+        if self.group:
+            self.group.members.post(key, value)
+        else:
+            self._board().set(f"{key} of {self.rank}", json.dumps(value))
+
+    def posted(self, key: str, of: Iterable[int] | None = None) -> dict[int, Any]:
+        """What the ranks have posted under this key, by rank; of some of them, or of all.
+
+        Raises DistError where rank 0 of a static world is gone.
+        """
+        some = range(self.world_size) if of is None else of
+        if self.group:
+            posts = self.group.members.posts(key)
+            ids = self.view.ids if self.view else [self.group.members.me]
+            return {rank: posts[ids[rank]] for rank in some if ids[rank] in posts}
+        board, found = self._board(), {}
+        for rank in some:
+            if board.check([name := f"{key} of {rank}"]):
+                found[rank] = values.decode(board.get(name), self.names[rank])
+        return found
+
+    def _board(self) -> Any:
+        if self._store is None:  # a connection of its own: another thread may wait on the other
+            self._store = torch_private.default_store().clone()
+        return self._store
+
+    # -- collectives -------------------------------------------------------------------------------
+
+    def wait(self, work: Any) -> None:
+        """Until a collective begun with `async_op` is over: all are, as gloo may never end one."""
+        self.group.wait(work) if self.group else work.wait()
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         """All ranks: the sum of a small tensor over the ranks, on the CPU."""
         on_device = values.to(self.device)
-        td.all_reduce(on_device)
+        self.wait(td.all_reduce(on_device, async_op=True))
         result = on_device.cpu()
         pulse.beat()
         return result
@@ -74,7 +156,8 @@ class World:
 
         All of one length, in any dtype: they travel as bytes, as gloo has no bf16.
         """
-        td.all_gather_into_tensor(parts.view(torch.uint8), mine.view(torch.uint8))
+        whole, part = parts.view(torch.uint8), mine.view(torch.uint8)
+        self.wait(td.all_gather_into_tensor(whole, part, async_op=True))
         pulse.beat()
 
     @torch.no_grad()
@@ -87,12 +170,12 @@ class World:
         # by item size, so that each begins where a view of its dtype may
         small = sorted((t for t in tensors if t.nbytes < _SMALL_BYTES), key=lambda t: -t.itemsize)
         flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in small])
-        td.broadcast(flat, src=source)
+        self.wait(td.broadcast(flat, src=source, async_op=True))
         for tensor, part in zip(small, torch.split(flat, [t.nbytes for t in small]), strict=True):
             tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
         for tensor in tensors:
             if tensor.nbytes >= _SMALL_BYTES:
-                td.broadcast(tensor, src=source)
+                self.wait(td.broadcast(tensor, src=source, async_op=True))
                 pulse.beat()
 
     def gather(self, value: Any) -> list[Any]:
@@ -100,28 +183,31 @@ class World:
 
         Raises BadMessage where a rank has sent something else.
         """
-        return values.gather(value, self.names, self.device)
+        return values.gather(value, self.names, self.device, self.wait)
 
     def broadcast_value(self, value: Any, source: int) -> Any:
         """All ranks: the small value that the rank `source` has; as JSON, as with `gather`."""
-        return values.broadcast(value, source, self.names, self.device)
+        return values.broadcast(value, source, self.names, self.device, self.wait)
 
     def leave_together(self) -> None:
         """All ranks: wait until every rank has come out of its last collective.
 
         gloo may never wake a rank whose peer closes its connections while it still sends. So the
-        last word goes through the store, which rank 0 has: it is the last to go.
+        last word is posted, in a static world with rank 0: it is the last to go.
         """
         self.all_reduce(torch.zeros(1))
-        store = torch_private.default_store()
         end = time.monotonic() + PART_S
         # at its end rank 0 has seen all, and has left
         with time_limit(2 * PART_S), contextlib.suppress(td.DistError):
-            store.add("parted", 1)
-            while store.add("parted", 0) < self.world_size and time.monotonic() < end:
+            self.post("parted", self._formed)
+            while not self._all_parted() and time.monotonic() < end:
                 time.sleep(0.005)
         if self.rank == 0 and self.world_size > 1:
             time.sleep(0.05)
+
+    def _all_parted(self) -> bool:
+        ended = self.group.members.lost_of(self.view) if self.group and self.view else ()
+        return len(self.posted("parted")) + len(ended) >= self.world_size
 
     def from_rank_0(self, work: Callable[[Tell], Any]) -> Any:
         """All ranks: the small result of `work`, done on rank 0 only; all ranks raise its error.
@@ -131,20 +217,33 @@ class World:
         up when it has stood still for FIRST_TIMEOUT_S. The result travels as JSON. Raises the
         GptddpError that `work` has raised, on all ranks; LostPeer where rank 0 is lost or silent.
         """
-        store, key = torch_private.default_store(), f"from rank 0: {next(self._calls)}"
+        call = f"{self._formed} {next(self._calls)}"
         box: Any = None
         if self.rank == 0:
-            with ended(store, key):
+
+            def post(doing: str, end: str = "") -> None:
+                self.post("rank 0", [call, doing, end])
+
+            with ended(post):
                 try:
-                    box = ["ok", work(teller(store, key, self.world_size == 1))]
+                    box = ["ok", work(teller(post, self.world_size == 1))]
                 except errors.GptddpError as error:
                     # the nearest class that is made of its message alone
                     kind = next(c for c in type(error).__mro__ if "__init__" not in vars(c))
                     box = [kind.__name__, str(error)]
         else:
+
+            def look() -> tuple[str, str]:
+                if self.is_broken:
+                    raise errors.LostPeer("the world has changed")
+                seen = self.posted("rank 0", of=[0]).get(0)
+                if isinstance(seen, list) and len(seen) == 3 and seen[0] == call:
+                    return str(seen[1]), str(seen[2])
+                return "", ""
+
             said = Said(f"[rank {self.rank}] waiting for {self.names[0]}", ranks().local_rank == 0)
             with time_limit(FIRST_TIMEOUT_S + STORE_S) as answered:
-                wait_for_end(store, key, self.names[0], FIRST_TIMEOUT_S, said, answered)
+                wait_for_end(look, self.names[0], FIRST_TIMEOUT_S, said, answered)
         return self._opened(self.broadcast_value(box, source=0))
 
     def _opened(self, box: Any) -> Any:
@@ -162,8 +261,12 @@ class World:
 
     def set_timeout(self, seconds: float) -> None:
         """How long a collective waits for a silent peer before it fails: a minute at least."""
-        pulse.allow(max(TIMEOUT_S, seconds))
-        td.set_timeout(timedelta(seconds=max(TIMEOUT_S, seconds)))
+        seconds = max(TIMEOUT_S, seconds)
+        pulse.allow(seconds)
+        if self.group:
+            self.group.set_timeout(seconds)
+        else:
+            td.set_timeout(timedelta(seconds=seconds))
 
     @property
     def names(self) -> list[str]:
@@ -171,68 +274,40 @@ class World:
         return [f"rank {i} ({pod})" if pod else f"rank {i}" for i, pod in enumerate(self.pods)]
 
 
-def gpu_of(local_rank: int) -> int:
-    """The number of this rank's GPU among those that it sees; a ConfigError where it has none."""
-    count = torch.cuda.device_count()
-    if local_rank < count:
-        return local_rank
-    if count and has_own_gpus():
-        return 0
-    raise errors.ConfigError(
-        f"device is cuda, but local rank {local_rank} finds {count} GPUs: start fewer processes a "
-        "node, give each a GPU (`srun --gpus-per-task=1`), or use --device cpu"
-    )
-
-
-def _device(wanted: str | None, local_rank: int) -> torch.device:
-    """This rank's device, made the current one."""
-    if (wanted or ("cuda" if torch.cuda.is_available() else "cpu")) != "cuda":
-        return torch.device("cpu")
-    device = torch.device("cuda", gpu_of(local_rank))
-    torch.cuda.set_device(device)
-    return device
-
-
 @contextlib.contextmanager
 def connect(device: str | None) -> Iterator[World]:
     """Join the process group, in torch's order: device, then group; leave it on every path."""
     pulse.allow(FIRST_TIMEOUT_S)
     rank, local_rank, world_size, local_world_size = ranks()
-    where = _device(device, local_rank)
+    where = device_of(device, local_rank)
     threads = cpu_quota() // cpu_sharers(local_world_size)
     torch.set_num_threads(max(1, min(threads, slurm_cpus(local_world_size) or threads)))
+    here = environment.pod_name()
+    world = World(
+        rank=rank,
+        world_size=world_size,
+        device=where,
+        nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
+        restarts=restarts(),
+        address=os.environ.get("POD_ADDRESS", ""),
+        job=job(),
+        life="",
+        pods=(here,) * world_size,
+    )
     with time_limit(FIRST_TIMEOUT_S + STORE_S):
-        _join(rank, world_size, where)
-        world = World(
-            rank=rank,
-            world_size=world_size,
-            device=where,
-            nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
-            restarts=restarts(),
-            address=os.environ.get("POD_ADDRESS", ""),
-            memory=shared_memory(),
-            job=job(),
-            life="",
-            follows=frozenset(),
-            pods=("",) * world_size,
-        )
-        mine = [
-            os.environ.get("POD_NAME", ""),
-            uuid.uuid4().hex,
-            known_lives.noted(),
-            known_lives.deaths(),
-        ]
-        drawn, came = zip(*_introduced(world.gather(mine)), strict=True)  # all ranks
-    life = slurm_life() or drawn[0]
-    known_lives.note(life)
-    follows = frozenset([life, *itertools.chain(*(it.lives for it in came))])
-    pods = tuple(it.pod for it in came)
+        if path := environment.members():
+            world.group = Group(Members(path, here), where, FIRST_TIMEOUT_S)
+            world.alone()
+        else:
+            _join(rank, world_size, where)
+            world.pods, life = _introduced(world.gather([here, uuid.uuid4().hex]))  # all ranks
+            world.life = slurm_life() or life
     try:
-        yield dataclasses.replace(world, life=life, follows=follows, pods=pods, came=came)
+        yield world
     finally:
         # Its destructor joins gloo's threads without letting go of the GIL (torch 2.15). One that
         # still needs it, to drop the tensor of the last collective, would never end, nor would we.
-        _kept[:] = [td.group.WORLD]
+        _kept[:] = [td.group.WORLD, world.group]
         td.destroy_process_group()
 
 
@@ -249,49 +324,9 @@ def _join(rank: int, world_size: int, device: torch.device) -> None:
     )
 
 
-def _introduced(brought: list[Any]) -> list[tuple[str, known_lives.Came]]:
-    """What each rank has sent at the start: an id, and what its pod knows of earlier lives."""
-    found = []
+def _introduced(brought: Any) -> tuple[tuple[str, ...], str]:
+    """By what each rank has sent at the start: all pods, and the id that rank 0 has drawn."""
     for rank, it in enumerate(brought):
-        try:
-            pod, drawn, earlier, deaths = it
-            if not _texts(pod, drawn, *earlier) or not all(_texts(*d) for d in deaths):
-                raise ValueError
-            died = [(life, of_rank, errors.visible(how)) for life, of_rank, how in deaths]
-            found.append((drawn, known_lives.Came(errors.visible(pod), list(earlier), died)))
-        except (TypeError, ValueError):
-            raise errors.BadMessage(
-                f"rank {rank}", f"{it!r:.80} for its pod and its lives"
-            ) from None
-    return found
-
-
-def _texts(*values: object) -> bool:
-    return all(isinstance(it, str) for it in values)
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[Callable[[], None]]:
-    """End the process if this takes longer: torch waits for a stopped rank 0's store for ever.
-
-    Yields a function to call whenever the peer has answered: then the time begins anew.
-    """
-    began, over = time.monotonic(), threading.Event()
-
-    def renew() -> None:
-        nonlocal began
-        began = time.monotonic()
-
-    def watch() -> None:
-        while (rest_s := began + seconds - time.monotonic()) > 0:
-            if over.wait(rest_s):
-                return
-        print(f"[rank {ranks().rank}] a peer has not answered for {seconds:g} s", file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(1)
-
-    threading.Thread(target=watch, name="time limit", daemon=True).start()
-    try:
-        yield renew
-    finally:
-        over.set()
+        if not (isinstance(it, list) and len(it) == 2 and all(isinstance(v, str) for v in it)):
+            raise errors.BadMessage(f"rank {rank}", f"{it!r:.80} for its pod and an id")
+    return tuple(errors.visible(pod) for pod, _ in brought), brought[0][1]

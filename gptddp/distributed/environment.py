@@ -1,5 +1,6 @@
 """What torchrun, Slurm and the manifest say of this process, in environment variables."""
 
+import contextlib
 import os
 import re
 import socket
@@ -8,7 +9,10 @@ from typing import NamedTuple
 
 from gptddp import errors
 
-CODE = "GPTDDP_CODE"  # set by our launcher, which has laid own code over the image's package
+# Set by our launcher:
+CODE = "GPTDDP_CODE"  # it has laid own code over the image's package
+LOCAL = "GPTDDP_LOCAL"  # `1/2`: its worker's local rank, and the workers of the pod
+STARTS = "starts"  # a file beside the verdict, a byte longer at every start of the worker
 RESOLV_CONF = Path("/etc/resolv.conf")
 
 
@@ -91,19 +95,11 @@ def has_own_gpus() -> bool:
     )
 
 
-def shared_memory() -> Path | None:
-    """GPTDDP_MEMORY, which the manifest sets to the pod's /dev/shm: there, what is left has an end.
-
-    On a machine of its own a run that is never taken up again would hold its state for ever.
-    """
-    return Path(os.environ["GPTDDP_MEMORY"]) if os.environ.get("GPTDDP_MEMORY") else None
-
-
 def job() -> str | None:
     """The name of the job, the same in all its pods and lives, for messages and for who waits.
 
-    Two jobs may have one name: of one manifest in two clusters, say. So it proves nothing; see
-    `lives.py`. A rendezvous id alone is none: people copy it.
+    Two jobs may have one name: of one manifest in two clusters, say. So it proves nothing. A
+    rendezvous id alone is none: people copy it.
     """
     if step := slurm_step():
         return step
@@ -158,7 +154,10 @@ def grace_s() -> float | None:
 
 
 def restarts() -> int:
-    """How often this pod's agent has started its workers again."""
+    """How often this process's launcher, or torchrun's agent, has started it again."""
+    if path := verdict():
+        with contextlib.suppress(OSError):  # a full disk, or none yet
+            return max(0, path.with_name(STARTS).stat().st_size - 1)
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -178,6 +177,16 @@ def code() -> str | None:
     return os.environ.get(CODE) or None
 
 
+def members() -> Path | None:
+    """The Unix socket of our launcher, which knows the other workers; None without one."""
+    return Path(os.environ["GPTDDP_MEMBERS"]) if os.environ.get("GPTDDP_MEMBERS") else None
+
+
+def pod_name() -> str:
+    """The name of the pod, or "" where this process is in none."""
+    return os.environ.get("POD_NAME", "")
+
+
 def pod() -> str:
     """The name of the pod or machine, for messages."""
-    return os.environ.get("POD_NAME") or socket.gethostname()
+    return pod_name() or socket.gethostname()

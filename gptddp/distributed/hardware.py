@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from gptddp.config import Config
+from gptddp.distributed.environment import has_own_gpus
 from gptddp.distributed.torch_private import cpu_has_amx
 from gptddp.errors import ConfigError
 
@@ -31,6 +32,28 @@ def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         if float(quota) > 0:  # "max" raises ValueError, v1 says -1 for no limit
             cpus = min(cpus, math.ceil(float(quota) / float(period)))
     return max(1, cpus)
+
+
+def gpu_of(local_rank: int) -> int:
+    """The number of this rank's GPU among those that it sees; a ConfigError where it has none."""
+    count = torch.cuda.device_count()
+    if local_rank < count:
+        return local_rank
+    if count and has_own_gpus():
+        return 0
+    raise ConfigError(
+        f"device is cuda, but local rank {local_rank} finds {count} GPUs: start fewer processes a "
+        "node, give each a GPU (`srun --gpus-per-task=1`), or use --device cpu"
+    )
+
+
+def device_of(wanted: str | None, local_rank: int) -> torch.device:
+    """This rank's device, made the current one."""
+    if (wanted or ("cuda" if torch.cuda.is_available() else "cpu")) != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", gpu_of(local_rank))
+    torch.cuda.set_device(device)
+    return device
 
 
 # What a run is computed with where nothing is given, by what the processor has. The fastest of

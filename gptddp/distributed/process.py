@@ -11,9 +11,6 @@ torchrun runs `launch/worker_script.py` in a process forked from the launcher's 
   whatever its main thread does.
 - A launcher that is killed leaves the forkserver and its workers behind, training on without
   anybody's knowledge: the worker asks the kernel to end it then.
-
-And one of torch: a rank that connects to rank 0's store too early tries again up to a second later,
-in the middle of every recovery. So torch connects when the store is there.
 """
 
 import contextlib
@@ -22,15 +19,14 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from gptddp.distributed import torch_private
+from gptddp.distributed.environment import LOCAL
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 FAILED = 1  # an error that is not the user's: torchrun starts the workers again
@@ -42,8 +38,11 @@ def run(main: Callable[[], int | None]) -> None:
     An exception is printed with its traceback and ends the process with code 1.
     """
     die_with_launcher()
+    if LOCAL in os.environ:  # torchrun knows of one worker alone
+        os.environ["LOCAL_RANK"], _, os.environ["LOCAL_WORLD_SIZE"] = os.environ[LOCAL].partition(
+            "/"
+        )
     write_stack_on_signal()
-    wait_for_rank_0()
     try:
         code: Any = main()
     except SystemExit as error:
@@ -67,18 +66,6 @@ def exit_now(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def wait_for_rank_0() -> None:
-    """Wait until the store of rank 0 answers; after a minute torch may say what is wrong."""
-    rank, address, port = (os.environ.get(k) for k in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
-    end = time.monotonic() + 60.0
-    while rank not in (None, "0") and address and port and time.monotonic() < end:
-        try:
-            socket.create_connection((address, int(port)), timeout=1.0).close()
-            return
-        except OSError:
-            time.sleep(0.02)
 
 
 def die_with_launcher() -> None:
@@ -109,5 +96,4 @@ def write_stack_on_signal() -> None:
         with contextlib.suppress(OSError):  # a full disk: then nobody knows where it hangs
             file = Path(verdict).with_name(f"stack.{os.environ.get('LOCAL_RANK', '0')}").open("w")
             faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
-            rank = os.environ.get("RANK", "0")
-            print(f"rank {rank}\nprocess {os.getpid()}", file=file, flush=True)
+            print(f"process {os.getpid()}", file=file, flush=True)

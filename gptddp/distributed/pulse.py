@@ -3,8 +3,8 @@
 Where a rank is alone, or all ranks hang outside of a collective, nobody waits for them. So a rank
 beats whenever it has come further, and says how long that may take the next time. Two listen:
 
-- a thread of the process (`Listening`), which can still leave the state as a snapshot;
-- the launcher (`launch/hung.py`), from outside, for what stops every thread: a call that holds
+- a thread of the process (`Listening`), which can still say where it hangs;
+- the launcher (`launch/worker.py`), from outside, for what stops every thread: a call that holds
   the GIL, SIGSTOP.
 
 Only the time counts in which the listener itself was running, so a machine that is suspended or
@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from gptddp.distributed.environment import is_launched, ranks, verdict
 # Its peers name a silent peer, as they know more; so this waits longer than a collective does.
 MARGIN_S = 60.0
 POLL_S = 0.5
-LAST_WORDS_S = 60.0  # for a snapshot of any size; a device that hangs never gives it
+LAST_WORDS_S = 10.0  # to count the hang; a volume that hangs may never let it
 HUNG = 1  # exit code: torchrun starts the ranks again
 
 _LAYOUT = struct.Struct("5d")
@@ -56,11 +56,6 @@ def beat(step: int | None = None) -> None:
     if step is not None:
         _cells[_STEP] = step
     _cells[_BEATS] += 1
-
-
-def beats() -> int:
-    """How often this process has beaten."""
-    return int(_cells[_BEATS])
 
 
 def allow(collective_s: float) -> None:
@@ -117,9 +112,9 @@ class Silence:
 class Listening:
     """A thread that ends this process where it hangs; for as long as the context lasts.
 
-    `last_words(where)` is called in another thread first, and returns the exit code; it may leave
-    the state to the next life. A process that nobody would start again, at a terminal where
-    somebody sees it, is not ended: it may be at a breakpoint.
+    `last_words(where)` is called in another thread first, and returns the exit code. A process that
+    nobody would start again, at a terminal where somebody sees it, is not ended: it may be at a
+    breakpoint.
     """
 
     def __init__(
@@ -208,6 +203,24 @@ def main_frames() -> list[traceback.FrameSummary]:
     """Of the main thread, the innermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return traceback.extract_stack(frame)[::-1] if frame else []
+
+
+def in_collective(frames: Sequence[traceback.FrameSummary]) -> bool:
+    """Is a thread with these frames in a collective, or in a backward pass, which has its own?"""
+    collective = any(
+        it.filename.endswith("distributed_c10d.py")
+        or (it.filename.endswith("distributed/connect.py") and it.name == "wait")
+        for it in frames
+    )
+    return collective or (bool(frames) and "backward" in frames[0].name)
+
+
+def of_trainer(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """The first of these that is this package's, but for the wrappers of collectives."""
+    package = Path(__file__).parents[1]
+    ours = (f for f in frames if Path(f.filename).is_relative_to(package))
+    wrappers = ("distributed/connect.py", "distributed/group.py")
+    return next((f for f in ours if not f.filename.endswith(wrappers)), None)
 
 
 def place(frame: traceback.FrameSummary) -> str:

@@ -25,6 +25,7 @@ def report(error: errors.GptddpError) -> None:
     rank = ranks().rank
     if path := verdict():
         final = {"code": error.exit_code, "rank": rank, "message": str(error)}
+        final["shared"] = error.shared
         with contextlib.suppress(OSError):  # a full disk: then it has to be said here
             write_json_atomic(path, final)
             return

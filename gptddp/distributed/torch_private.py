@@ -1,15 +1,14 @@
 """What this package uses of torch beyond its API, and a check that it is there, and as it was read.
 
-No other module touches a private name of torch or of multiprocessing, but for the second half of
-this one: `torch_private_elastic.py` has the parts of torchrun, for the launcher alone. torch is
-imported inside the functions, because the launcher imports this module before it needs torch.
+No other module touches a private name of torch or of multiprocessing. torch is imported inside the
+functions, because the launcher imports this module before it needs torch.
 """
 
 import importlib
 import inspect
 import platform
 import re
-from collections.abc import Mapping
+from datetime import timedelta
 from multiprocessing import forkserver
 from typing import Any
 
@@ -23,12 +22,12 @@ PYTHONS = "3.11 to 3.14"  # those of Python in which its own were read
 LOST_PEER = ("gloo", "NCCL", "Connection closed by peer", "Application timeout caused pair closure")
 
 # What each name must be like. `(a, b)`: called with these, in this order or by name, it misses
-# none. `{a, b}`: it has these members, or __init__ makes them. `{=a, b}`: it declares these and no
-# others.
-Names = Mapping[str, Mapping[str, str]]
-TRAINER: Names = {
+# none. `{a, b}`: it has these members.
+NAMES = {
     "torch.distributed.distributed_c10d": {
         "_get_default_store": "()",
+        "_get_reconfigure_handle": "()",
+        "_reconfigure": "(uuid, handles)",
     },
     "torch": {"_softmax_backward_data": ""},
     "torch.cpu": {"_is_amx_tile_supported": "()"},
@@ -38,59 +37,12 @@ TRAINER: Names = {
         "ensure_running": "()",
     },
 }
-_ELASTIC = "torch.distributed.elastic"
-LAUNCHER: Names = {
-    "torch.distributed": {
-        "TCPStore": "(host_name, port, is_master, timeout, wait_for_workers, master_listen_fd)",
-        "PrefixStore": "(prefix, store)",
-        "Store": "{check, compare_set, delete_key, get, multi_get, set}",
-    },
-    f"{_ELASTIC}.rendezvous": {
-        "RendezvousStoreInfo": "{MASTER_ADDR_KEY, MASTER_PORT_KEY}",
-    },
-    f"{_ELASTIC}.rendezvous.dynamic_rendezvous": {
-        "_Action": "{FINISH, REMOVE_FROM_PARTICIPANTS, REMOVE_FROM_WAIT_LIST}",
-        "_NodeDesc": "(addr, pid, local_id)",
-        "_RendezvousContext": "{node, state}",
-        "_RendezvousState": "{=round, complete, deadline, closed, participants, wait_list,"
-        " redundancy_list, last_heartbeats}",
-        "_RendezvousStateHolder": "{=state, sync, mark_dirty}",
-        "_delay": "(seconds)",
-        "_remove_participant_epilogue": "(state, settings)",
-        "datetime": "{now}",
-        "DynamicRendezvousHandler": "(node, settings, backend_name, store, state_holder)",
-        "DynamicRendezvousHandler._get_deadline": "(timeout)",
-        "DynamicRendezvousHandler._op_executor": "",
-        "DynamicRendezvousHandler._settings": "",
-        "DynamicRendezvousHandler._state_holder": "",
-        "DynamicRendezvousHandler._stop_heartbeats": "()",
-        "DynamicRendezvousHandler._store": "",
-        "DynamicRendezvousHandler._wrap_store": "(store)",
-        "_DistributedRendezvousOpExecutor.run": "(state_handler, deadline)",
-        "RendezvousSettings": "(run_id, min_nodes, max_nodes, timeout, keep_alive_interval,"
-        " keep_alive_max_attempt)",
-        "RendezvousTimeout": "(join, last_call, close, heartbeat)",
-    },
-    f"{_ELASTIC}.agent.server.api": {"SimpleElasticAgent._shutdown_timeout": ""},
-    f"{_ELASTIC}.agent.server.local_elastic_agent": {
-        "LocalElasticAgent": "(spec, logs_specs, exit_barrier_timeout)",
-        "LocalElasticAgent._monitor_workers": "(worker_group)",
-        "LocalElasticAgent._pcontext": "",
-        "LocalElasticAgent._shutdown": "(death_sig, timeout)",
-    },
-    f"{_ELASTIC}.multiprocessing.api": {
-        "MultiprocessContext._pc": "",
-        "MultiprocessContext.pids": "()",
-    },
-    "torch.distributed.launcher.api": {"LocalElasticAgent": ""},
-    "torch.multiprocessing.spawn": {"ProcessContext._join_procs_with_timeout": "(timeout)"},
-}
 
 
 # -- the check -------------------------------------------------------------------------------------
 
 
-def check_torch(*tables: Names) -> None:
+def check_torch() -> None:
     """Raise ConfigError, with the version to install, where a name is missing or has changed.
 
     torch may rename them in any release. A launcher that found out in the middle of a recovery
@@ -98,68 +50,39 @@ def check_torch(*tables: Names) -> None:
     """
     import torch
 
-    for table in tables:
-        for module, names in table.items():
-            for name, shape in names.items():
-                problem = _problem(module, name, shape)
-                if not problem:
-                    continue
-                if module.startswith("torch"):
-                    found = f"torch {torch.__version__}"
-                    fix = f"install torch {VERIFIED}, the version in which it was read"
-                else:
-                    found = f"Python {platform.python_version()}"
-                    fix = f"use one of Python {PYTHONS}, the versions in which it was read"
-                raise ConfigError(f"{found} {problem}, which gptddp needs: {fix}")
+    for module, names in NAMES.items():
+        for name, shape in names.items():
+            if not (problem := _problem(module, name, shape)):
+                continue
+            if module.startswith("torch"):
+                found = f"torch {torch.__version__}"
+                fix = f"install torch {VERIFIED}, the version in which it was read"
+            else:
+                found = f"Python {platform.python_version()}"
+                fix = f"use one of Python {PYTHONS}, the versions in which it was read"
+            raise ConfigError(f"{found} {problem}, which gptddp needs: {fix}")
 
 
 def _problem(module: str, name: str, shape: str) -> str:
-    """What is wrong with `function`, `Class` or `Class.member`; empty if nothing is."""
-    owner: Any
+    """What is wrong with a function or an object of a module; empty if nothing is."""
     try:
-        owner = importlib.import_module(module)
-        *classes, last = name.split(".")
-        for part in classes:
-            owner = getattr(owner, part)
+        value = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         return f"has no {module}.{name}"
-    if not _has(owner, last):
-        return f"has no {module}.{name}"
     wanted = re.findall(r"\w+", shape)
-    value = getattr(owner, last, None)
-    if shape.startswith("(") and not _takes(value, wanted, is_method=inspect.isclass(owner)):
+    if shape.startswith("(") and not _takes(value, wanted):
         return f"has a {module}.{name} that is not called with {shape}"
-    if shape.startswith("{=") and _declared(value) != set(wanted):
-        return f"has a {module}.{name} with other members than {shape}"
-    if shape.startswith("{") and not all(_has(value, member) for member in wanted):
+    if shape.startswith("{") and not all(hasattr(value, it) for it in wanted):
         return f"has a {module}.{name} without all of {shape}"
     return ""
 
 
-def _has(owner: Any, name: str) -> bool:
-    """Is there such a member? It may also be one that __init__ sets."""
-    made = getattr(getattr(owner, "__init__", None), "__code__", None)
-    return hasattr(owner, name) or (made is not None and name in made.co_names)
-
-
-def _declared(value: Any) -> set[str]:
-    """The members that a class declares: those that are abstract, or those that have a type."""
-    return set(getattr(value, "__abstractmethods__", ()) or getattr(value, "__annotations__", ()))
-
-
-def _takes(value: Any, wanted: list[str], is_method: bool) -> bool:
+def _takes(value: Any, wanted: list[str]) -> bool:
     """Can it be called with these parameters, in this order, and no others?"""
-    try:
-        known = list(inspect.signature(value).parameters.values())[int(is_method) :]
-    except (TypeError, ValueError):  # a class of torch's own C++: its parameters are in its text
-        text = str(value.__init__.__doc__ or value.__doc__)
-        found = re.findall(r"(\w+): ", text.splitlines()[0])
-        return [name for name in found if name in wanted] == wanted
+    known = inspect.signature(value).parameters.values()
     names = [it.name for it in known if it.kind == it.POSITIONAL_OR_KEYWORD]
     needed = {it.name for it in known if it.default is it.empty and it.kind not in (2, 4)}
-    if not inspect.isclass(value):  # classes are called by name where others stand in between
-        return names[: len(wanted)] == wanted and needed <= set(wanted)
-    return [name for name in names if name in wanted] == wanted and needed <= set(wanted)
+    return names[: len(wanted)] == wanted and needed <= set(wanted)
 
 
 # -- the process group, the processor and its kernels ---------------------------------------------
@@ -170,6 +93,23 @@ def default_store() -> Any:
     import torch.distributed as td
 
     return td.distributed_c10d._get_default_store()
+
+
+def group_handle() -> str:
+    """By what the others know this process in the next `reconfigure`: another after each of them.
+
+    gloo looks at the process's own alone, and wants the others' to differ: an old one will do.
+    """
+    import torch.distributed as td
+
+    return td.distributed_c10d._get_reconfigure_handle()
+
+
+def reconfigure(number: int, handles: list[str], limit: timedelta) -> None:
+    """Give the default group these members, by rank; `number`: the same for all, and a new one."""
+    import torch.distributed as td
+
+    td.distributed_c10d._reconfigure(number, handles, timeout=limit).wait()
 
 
 def cpu_has_amx() -> bool:

@@ -4,6 +4,7 @@ torch's own collectives of objects pickle them, and a pickle runs what its sende
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ import torch.distributed as td
 
 from gptddp.distributed import pulse
 from gptddp.errors import BadMessage
+
+Wait = Callable[[Any], None]  # for a collective that has begun
 
 MOST_BYTES = 256 << 20  # of one value: a length beyond it is not a length
 
@@ -28,17 +31,17 @@ def decode(raw: bytes, sender: str) -> Any:
         raise BadMessage(sender, f"{len(raw)} bytes that are not JSON ({error})") from None
 
 
-def gather(value: Any, names: list[str], device: torch.device) -> list[Any]:
+def gather(value: Any, names: list[str], device: torch.device, wait: Wait) -> list[Any]:
     """All ranks: every rank's value, by rank. `names`: of the ranks, for messages."""
     mine = _tensor(encode(value), device)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in names]
-    td.all_gather(sizes, torch.tensor([len(mine)], device=device))
+    wait(td.all_gather(sizes, torch.tensor([len(mine)], device=device), async_op=True))
     nbytes = [_size(size, name) for size, name in zip(sizes, names, strict=True)]
     # of one size, as the collective demands
     parts = [mine.new_zeros(max(nbytes)) for _ in names]
     padded = mine.new_zeros(max(nbytes))
     padded[: len(mine)] = mine
-    td.all_gather(parts, padded)
+    wait(td.all_gather(parts, padded, async_op=True))
     pulse.beat()
     return [
         decode(_bytes(part[:size]), name)
@@ -46,15 +49,15 @@ def gather(value: Any, names: list[str], device: torch.device) -> list[Any]:
     ]
 
 
-def broadcast(value: Any, source: int, names: list[str], device: torch.device) -> Any:
+def broadcast(value: Any, source: int, names: list[str], device: torch.device, wait: Wait) -> Any:
     """All ranks: the value that the rank `source` has; the others' are not looked at."""
     here = td.get_rank() == source
     data = _tensor(encode(value if here else None), device)
     size = torch.tensor([len(data)], device=device)
-    td.broadcast(size, src=source)
+    wait(td.broadcast(size, src=source, async_op=True))
     nbytes = _size(size, names[source])
     data = data if here else data.new_zeros(nbytes)
-    td.broadcast(data, src=source)
+    wait(td.broadcast(data, src=source, async_op=True))
     pulse.beat()
     return decode(_bytes(data), names[source])
 

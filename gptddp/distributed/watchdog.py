@@ -1,10 +1,9 @@
 """A thread that handles a signal while the main thread cannot, and ends the process in time.
 
 Python runs a signal's handler in the main thread, once that is back from C. In a collective with a
-silent peer, a call to the rendezvous's store or a read from a volume that hangs it may not be back
-before the grace period is over, and the process would be killed with all that it has not saved. But
-the signal's number is written to a pipe at once, in C (`signal.set_wakeup_fd`), and a thread reads
-it.
+silent peer, a call to a store or a read from a volume that hangs it may not be back before the
+grace period is over, and the process would be killed with all that it has not saved. But the
+signal's number is written to a pipe at once, in C (`signal.set_wakeup_fd`), and a thread reads it.
 """
 
 import contextlib
@@ -19,14 +18,13 @@ from types import FrameType
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_S = 0.05
-LAST_WORDS_S = 3.0  # for `last_words`, which may hang as well
 
 
 class Watchdog:
     """Notes the first signal to stop, and exits with 128 + its number when `must_exit` says so.
 
     To be made in the main thread. These are called in the watching thread, from the first signal
-    on: `on_signal` once; `must_exit(seconds since)` again and again; `last_words` before the exit.
+    on: `on_signal` once; `must_exit(seconds since)` again and again.
     One of the signals in `hurried` exits at once when it comes a second time.
     """
 
@@ -38,7 +36,6 @@ class Watchdog:
     ) -> None:
         self.number = 0  # of the first signal
         self.must_exit, self.on_signal, self.hurried = must_exit, on_signal, hurried
-        self.last_words: Callable[[], None] = lambda: None
         self._since = math.inf
         reader, self._writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._writer, False)
@@ -80,9 +77,6 @@ class Watchdog:
                 self._exit(self.waited_s)
 
     def _exit(self, waited_s: float) -> None:
-        words = threading.Thread(target=self.last_words, daemon=True)
-        words.start()
-        words.join(LAST_WORDS_S)
         name = signal.Signals(self.number).name
         text = f"gptddp: left {waited_s:.1f} s after {name}, without an answer\n"
         with contextlib.suppress(OSError):  # nor may a full pipe hold it up

@@ -65,7 +65,11 @@ MEANINGS = {
 _LAUNCHER = "gptddp.launch: "
 _RANK = re.compile(r"gptddp\.launch: (rank \d+: .*)")
 _OTHERS = re.compile(r"gptddp\.|\[rank|Traceback|[IWEF]\d{4} |step \d|life \d")  # other writers
-_PASSING = ("gptddp.launch: the group is lost", "gptddp.launch: stopped by", "gptddp.launch: step ")
+_PASSING = (
+    "gptddp.launch: the worker is lost",
+    "gptddp.launch: stopped by",
+    "gptddp.launch: step ",
+)
 
 
 def meaning(code: int) -> str:

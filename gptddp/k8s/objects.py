@@ -149,6 +149,12 @@ def has_log(pod: Object) -> bool:
     return any("running" in state or "terminated" in state for state in states)
 
 
+def started(pod: Object) -> float:
+    """When the newest of the pod's containers was started, in unix seconds; 0: none runs."""
+    states = [(c.get("state") or {}).get("running") or {} for c in container_statuses(pod)]
+    return max((seconds(it.get("startedAt")) or 0.0 for it in states), default=0.0)
+
+
 # -- any object ----------------------------------------------------------------------------------
 
 

@@ -4,9 +4,13 @@ A restarted worker is then a fork (tens of milliseconds) and not an import (seco
 multiprocessing's own, which torchrun uses with `--start-method forkserver`; only its start is ours.
 multiprocessing starts it as a new interpreter, which imports torch once more. But the launcher
 needs torch too: so the server is forked off the launcher right behind that import, and imports the
-rest while the launcher joins the rendezvous.
+rest itself.
+
+torchrun makes a queue and an event for each worker, whose seven semaphores have names in /dev/shm
+as long as a forkserver is used, and stay there where the whole pod is killed. So it is given pipes.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -14,9 +18,11 @@ import socket
 import sys
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
 from gptddp.distributed import torch_private
 from gptddp.distributed.process import exit_now
+from gptddp.launch.mesh import ENDED
 
 # DDP() and every optimizer import torch._dynamo, which takes almost as long as torch. A module
 # that cannot be imported is passed over here, and fails with a message in the worker.
@@ -26,16 +32,16 @@ PRELOAD = ["torch.distributed.run", "torch.nn.parallel", "torch._dynamo", "gptdd
 def start_server(folder: Path) -> None:
     """Fork the server off this process; `folder` is for its socket, and must be the user's alone.
 
-    This process has imported torch, runs one thread and has not touched CUDA. Should the server
-    die, multiprocessing starts another, in its own way.
+    This process has imported torch, and has not touched CUDA; its other threads end with the fork,
+    and what they have open is closed. Should the server die, multiprocessing starts another, in its
+    own way.
     """
     multiprocessing.set_forkserver_preload(PRELOAD)
+    context: Any = multiprocessing.get_context("forkserver")
+    context.SimpleQueue, context.Event = Pipe, Pipe
     if torch_private.forkserver_has_key():  # then only multiprocessing itself can start it
         forkserver.ensure_running()
         return
-    # the resource tracker warns that it has cleaned up after a worker that was killed
-    filters = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, filters))
     resource_tracker.ensure_running()  # before the fork: the workers share the launcher's
     with socket.socket(socket.AF_UNIX) as listener:
         address = str(folder / "fork")  # short: the path of a Unix socket has 107 bytes at most
@@ -45,9 +51,40 @@ def start_server(folder: Path) -> None:
         pid = os.fork()
         if pid == 0:
             os.close(alive_w)
+            _note_ends(folder / ENDED)
             _serve(listener.detach(), alive_r)
         os.close(alive_r)
     torch_private.set_forkserver(address, alive_w, pid)
+
+
+class Pipe:
+    """What torchrun uses of a queue for one value, and of an event: both go one way, once."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = multiprocessing.Pipe(duplex=False)
+
+    def put(self, value: object) -> None:
+        self._writer.send(value)
+
+    def get(self) -> Any:
+        return self._reader.recv()
+
+    def empty(self) -> bool:
+        return not self._reader.poll()
+
+    def set(self) -> None:
+        self._writer.send(None)
+
+    def wait(self) -> None:
+        self._reader.recv()
+
+
+def _close_all_but(kept: set[int]) -> None:
+    """A connection of the launcher's that a worker held too would outlive the launcher."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):  # that of the listing
+                os.close(int(name))
 
 
 def _outlive_signals() -> None:
@@ -67,9 +104,28 @@ def _outlive_signals() -> None:
         signal.signal(number, pass_over)  # not the launcher's handlers, nor for its workers
 
 
+def _note_ends(path: Path) -> None:
+    """Keep how the last worker ended, before it is reaped: then /proc does not tell any more."""
+    server, wait = os.getpid(), os.waitpid
+
+    def reap(pid: int, options: int) -> tuple[int, int]:
+        if os.getpid() != server:  # a worker has this function too
+            return wait(pid, options)
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return 0, 0
+        status = found.si_status << 8 * (found.si_code == os.CLD_EXITED)
+        with contextlib.suppress(OSError):
+            path.write_text(f"{found.si_pid} {status}")
+        return wait(found.si_pid, 0)
+
+    os.waitpid = reap
+
+
 def _serve(listener_fd: int, alive_r: int) -> None:
     """Fork workers until the launcher is gone; never returns."""
     _outlive_signals()
+    _close_all_but({0, 1, 2, listener_fd, alive_r, resource_tracker.getfd() or 0})
     try:
         forkserver.main(listener_fd, alive_r, PRELOAD)
     except SystemExit:

@@ -3,15 +3,18 @@
     python -m gptddp.launch [trainer flags]
 
 The operator describes the pod in PET_* variables; without them this is a job of one worker on this
-machine. torchrun's own `main` runs in this process, again and again: when the rendezvous is lost
-(its host was killed) every agent fails, and the next round starts here at once, where an exit of
-the container would cost the kubelet's back-off. torchrun itself recovers from single faults.
+machine. A launcher knows those of the other pods (`mesh.py`), and runs one worker under torchrun,
+again and again: a worker that is lost is a fork of milliseconds, where an exit of the container
+would cost the kubelet's back-off. In a pod of several workers each has a launcher of its own, a
+child of this process (`siblings.py`).
 
 Exit codes: 0 finished, 2 to 5 a final error of the trainer (`errors.py`), 128 + n stopped by signal
 n, 200 anything unexpected: 128 and above may be retried, below must not.
 """
 
 import contextlib
+import logging
+import math
 import os
 import signal
 import sys
@@ -19,48 +22,55 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gptddp.checkpoint import run_state
 from gptddp.config import Config, check_world_size, with_preset
+from gptddp.distributed.environment import LOCAL, STARTS, pod
 from gptddp.distributed.report import say
-from gptddp.distributed.torch_private import LAUNCHER, TRAINER, check_torch
-from gptddp.distributed.watchdog import Watchdog
+from gptddp.distributed.torch_private import check_torch
+from gptddp.distributed.watchdog import STOPS, Watchdog
 from gptddp.errors import GptddpError
 from gptddp.files import patiently, read_json
 from gptddp.flags import from_args
 from gptddp.grace import LAUNCHER_S, limit_s
+from gptddp.launch import siblings
 from gptddp.launch.forkserver import start_server
-from gptddp.launch.pod_facts import KEY, as_elastic, forget_key, pod_from, torchrun_args
+from gptddp.launch.mesh import Mesh
+from gptddp.launch.pod_facts import (
+    ALONE,
+    KEY,
+    PodFacts,
+    as_elastic,
+    forget_key,
+    pod_from,
+    seeds,
+    torchrun_args,
+)
+from gptddp.launch.worker import KILLS, Worker
 from gptddp.run import crash_loop
 from gptddp.run.history import highest_generation, last_step
 
-if TYPE_CHECKING:
-    from gptddp.launch.rendezvous import Rendezvous
-
-WORKER = str(Path(__file__).with_name("worker_script.py"))
+SCRIPT = str(Path(__file__).with_name("worker_script.py"))
 UNEXPECTED = 200
-NO_WORKERS_S = 3.0  # after a signal, for torchrun to end once its workers have
+POLL_S = 0.1
+NO_WORKER_S = 3.0  # after a signal, for torchrun to end once its worker has
 MARKER_S = 1.0  # between two reads of the marker of a finished run
 ALIVE_S = 1.0  # between two signs of life for the pod's liveness probe
 VOLUME_S = 3600.0  # a volume that hangs is no reason to lose what the pod has in memory
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two rounds of the loop that joined no world
+FIRST_REPORT_S, REPORT_EVERY_S = 15.0, 60.0  # of waiting, until the log says for what, and again
+PEERS_EXIT_S = 3.0  # for the peers to leave at the end of the job
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # before a worker that may fail as the last one did
+LIVED_S = 20.0  # in a world, after which a worker has not failed at its start
 
-# Without the first, torch 2.15 cannot replace an agent; the second spares a round trip at each
-# rendezvous, as all pods have the same number of workers; the third keeps CUDA out of this process
-# when it only asks whether there is a GPU.
-ENVIRONMENT = {
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    "TORCH_ELASTIC_WORKER_IDENTICAL": "1",
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-}
+CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # to ask for GPUs brings no CUDA into this process
 # Without the first, torch prints a stack whenever a peer is gone; without the second, torchrun a
 # banner about threads, whose number the trainer sets by call.
 DEFAULTS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 _NO_KEY = (
-    "whoever reaches the port of the rendezvous can change who is in the job; a Secret of the job's"
+    "whoever reaches the ports of the launchers can join the job, and end it; a Secret of the job's"
     " name gives its pods a key, and `gptddp-k8s submit` makes one: see docs/security.md"
     " of the sources"
 )
@@ -77,36 +87,39 @@ class Launcher:
     """The loop around torchrun, and everything that ends it."""
 
     def __init__(self) -> None:
+        self.local_rank = 0  # of its worker
         self.in_torchrun = False  # else a signal ends this process at once
         self.config = Config()
         self.verdict = Path(os.devnull)
-        self.memory: Path | None = None  # in which workers leave snapshots
-        self.poll_late_saves: Callable[[], None] = lambda: None
+        self.mesh: Mesh
+        self.worker = Worker(self.verdict.parent, 0, self._name, _say, self._crashed)
+        self.most = 1  # members that the job asks for
         self.next_alive_s = 0.0  # monotonic
         self.next_marker_s = 0.0  # monotonic: when the run directory, which may be slow, is read
-        self.worker_pids: Callable[[], list[int]] = list  # of those that live
+        self.next_report_s = 0.0  # monotonic: when the log says what is waited for
+        self.rank: int | None = None  # of the worker, in the last view that it was in
+        self.going_s = math.inf  # monotonic: since when the present worker is in a view
         self.limit_s = self.last_worker_s = 0.0  # after the signal
         self.signals = Watchdog(self._must_exit, self._pass_on, hurried=[signal.SIGINT])
 
     def _pass_on(self) -> None:
-        """Tell the workers: the main thread may wait for a rendezvous that does not answer."""
-        for pid in self.worker_pids():
+        """Tell the worker at once: the main thread may be in a call that does not come back."""
+        if pid := self.worker.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, self.signals.number)
 
     def _must_exit(self, waited_s: float) -> bool:
         """Is the time over in which the main thread should have come to `raise_if_over`?"""
-        if self.worker_pids():  # they die with the launcher
+        if self.worker.pid:  # it dies with the launcher
             self.last_worker_s = waited_s
-        limit_s = min(self.limit_s, self.last_worker_s + NO_WORKERS_S)
+        limit_s = min(self.limit_s, self.last_worker_s + NO_WORKER_S)
         return not self.in_torchrun or waited_s > limit_s
 
-    def raise_if_over(self, joining: bool) -> None:
-        """Raise to leave torchrun: for a final error, a signal, or at joining the finished run."""
+    def raise_if_over(self) -> None:
+        """Raise to leave torchrun: for a final error, a signal, or where the run is finished."""
         self.raise_verdict()
-        self.poll_late_saves()
         self.say_alive()
-        if joining and time.monotonic() > self.next_marker_s:
+        if not self.mesh.going and time.monotonic() > self.next_marker_s:
             self.next_marker_s = time.monotonic() + MARKER_S
             self.say_alive(VOLUME_S)
             finished = bool(run_state.why_finished(self.config))
@@ -128,7 +141,18 @@ class Launcher:
                 Path(path).touch()
                 os.utime(path, times=(time.time() + busy_s,) * 2)
 
-    def _crashed(self, rank: int, how: str, step: int) -> None:
+    def _look(self) -> None:
+        """At everything, every POLL_S as long as the worker lives."""
+        self.raise_if_over()
+        self.worker.look()
+        if self.mesh.going:
+            self.going_s, self.rank = min(self.going_s, time.monotonic()), self.mesh.rank
+            self.next_report_s = time.monotonic() + FIRST_REPORT_S
+        elif time.monotonic() > self.next_report_s:
+            self.next_report_s = time.monotonic() + REPORT_EVERY_S
+            _say(f"not training yet: {1 + self.mesh.others()} of {self.most} workers are here")
+
+    def _crashed(self, how: str, step: int) -> None:
         """Count a worker's crash, which it cannot record itself; `step`: 0 where none is known.
 
         Raises CrashLoopError.
@@ -140,134 +164,174 @@ class Launcher:
             run,
             step=step or 1 + last_step(run),
             generation=highest_generation(run),
-            rank=rank,
+            rank=self.rank or 0,
             pod=os.environ.get("POD_NAME", ""),
         )
         if final:
             raise final
 
-    def rescue(self, over: bool = False) -> None:
-        """Save a worker's snapshot as a checkpoint, before it goes with the pod.
-
-        `over`: no life follows; else one has been stopped between two lives.
-        """
-        if self.memory is None:
-            return
-        from gptddp.launch.rescue import rescue
-
-        self.last_worker_s = self.limit_s  # the whole grace period may be used
-        what = "the newest state was in memory" if over else "stopped between two lives of the run"
-        try:
-            if name := rescue(self.config, self.memory, over):
-                _say(f"{what}: checkpoint {name} is saved")
-        except (OSError, GptddpError) as error:
-            _say(f"the state left in memory is not saved: {error}")
-
     def raise_verdict(self) -> None:
-        """Where a worker has left a final error, print it for the worker and exit with its code."""
+        """Where the worker has left a final error, print it and exit with its code."""
         if verdict := read_json(self.verdict):
-            self.say_alive(VOLUME_S)
-            with contextlib.suppress(Exception):  # the code of a final error counts
-                self.rescue(over=True)
-            _say(f"rank {verdict['rank']}: {verdict['message']}")
+            if not verdict["shared"] or siblings.is_first():
+                _say(f"rank {verdict['rank']}: {verdict['message']}")
             raise Exit(verdict["code"])
 
     def main(self, args: Sequence[str], script: str) -> int:
         """Prepare this process for torchrun and run the loop; the container's exit code."""
         self.config = patiently(lambda: from_args(args, prog="python -m gptddp.launch"))
-        os.environ.update(ENVIRONMENT)
-        if alive := os.environ.get("GPTDDP_ALIVE"):  # of a launcher before this one
-            with contextlib.suppress(OSError):
-                Path(alive).unlink()
-        pod = pod_from(os.environ)
+        os.environ[CUDA_CHECK] = "1"
+        with contextlib.suppress(OSError, KeyError):  # of a launcher before this one
+            Path(os.environ["GPTDDP_ALIVE"]).unlink()
+        facts = pod_from(os.environ)
         forget_key()
-        as_elastic(pod, os.environ)
-        os.environ["GPTDDP_GRACE_S"] = str(pod.grace_s)  # for the workers
-        self.limit_s = limit_s(pod.grace_s, LAUNCHER_S)
+        as_elastic(facts, os.environ)
+        os.environ["GPTDDP_GRACE_S"] = str(facts.grace_s)  # for the workers
+        self.limit_s = limit_s(facts.grace_s, LAUNCHER_S)
         # without a preset the hardware decides, of which the trainer knows: the most that may be
         in_force = patiently(lambda: run_state.in_force(self.config))
-        check_world_size(with_preset(in_force, accelerator=True), pod.largest_world)
+        check_world_size(with_preset(in_force, accelerator=True), facts.largest_world)
         if why := run_state.why_finished(self.config):
             _say(f"the run {self.config.run_dir} is finished: {why}")
             return 0
+        if not facts.key:
+            _say(f"warning: {KEY} is not set: {_NO_KEY}")
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
         os.environ.pop("PET_STANDALONE", None)  # the operator's value is not one torchrun can read
-        if pod.address.startswith("127."):
+        if facts.address.startswith("127."):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        import torch.distributed.run  # noqa: F401  # a second or two, and nothing to clean up yet
+        if facts.workers == 1:
+            return self._supervise(facts, args, script)
+        if facts.endpoint == ALONE:
+            facts = replace(facts, endpoint=f"127.0.0.1:{siblings.free_ports(facts.workers)}")
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        self.signals.close()
 
-        check_torch(TRAINER, LAUNCHER)
-        with tempfile.TemporaryDirectory(prefix="gptddp-") as folder:
-            self.verdict = Path(folder) / "verdict.json"
+        def begin(local_rank: int) -> int:
+            self.local_rank = local_rank
+            self.signals = Watchdog(self._must_exit, self._pass_on, hurried=[signal.SIGINT])
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+            return _guarded(lambda: self._supervise(facts, args, script))
+
+        return siblings.run(facts.workers, begin)
+
+    def _supervise(self, facts: PodFacts, args: Sequence[str], script: str) -> int:
+        """Run one worker again and again; the exit code of its launcher."""
+        self.most = facts.largest_world
+        os.environ[LOCAL] = f"{self.local_rank}/{facts.workers}"
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gptddp-")))
+            self.verdict = folder / "verdict.json"
             os.environ["GPTDDP_VERDICT"] = str(self.verdict)
-            start_server(Path(folder))
+            self.mesh = Mesh(
+                facts.key,
+                facts.rdzv_id,
+                facts.address,
+                facts.port and facts.port + self.local_rank,
+                seeds(facts),
+                facts.nodes[0] * facts.workers,
+                self.most,
+                folder,
+            )
+            # before torch: the others see us at once
+            os.environ["GPTDDP_MEMBERS"] = self.mesh.start()
+            stack.callback(lambda: self.mesh.close("its launcher has ended"))
+            import torch.distributed.run  # noqa: F401  # a second or two
+
+            check_torch()
+            self.worker = Worker(folder, self.local_rank, self._name, _say, self._crashed)
+            start_server(folder)
             try:
-                return self._loop(torchrun_args(pod, script, args), pod.key)
+                return self._rounds(torchrun_args(facts, script, args))
             except Exception:
                 self.raise_verdict()  # whatever has happened to torchrun
                 raise
 
-    def _loop(self, args: list[str], key: str) -> int:
-        from gptddp.distributed.environment import shared_memory
-        from gptddp.launch.agent import Workers
-        from gptddp.launch.rendezvous import Rendezvous
-        from gptddp.launch.rescue import LateSaves
+    def _name(self) -> str:
+        return f"rank {self.rank} ({pod()})" if self.rank is not None else "the worker"
 
-        if not key:
-            _say(f"warning: {KEY} is not set: {_NO_KEY}")
-        rendezvous = Rendezvous(self.raise_if_over, _say, key, self.say_alive)
-        rendezvous.register()
-        self.memory = memory = shared_memory()
-        workers = Workers(rendezvous, self.verdict, memory, self._crashed)
-        workers.install()
-        self.worker_pids = workers.pids
-        with contextlib.ExitStack() as stack:
-            if memory is not None:
-                saves = LateSaves(self.config, memory, self.verdict.parent)
-                self.poll_late_saves = saves.poll
-                stack.callback(saves.stop)
-            return self._rounds(args, rendezvous)
-
-    def _rounds(self, args: list[str], rendezvous: "Rendezvous") -> int:
+    def _rounds(self, args: list[str]) -> int:
         """torchrun again and again, until the job is done or stopped."""
         from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.elastic.rendezvous import RendezvousError
         from torch.distributed.run import main as torchrun
 
+        from gptddp.launch import rendezvous
+
+        rendezvous.register(self._look)
+        for name in ("agent.server", "multiprocessing"):
+            logging.getLogger(f"torch.distributed.elastic.{name}.api").addFilter(self._is_logged)
         self.in_torchrun, pause_s = True, 0.0
         while True:
             try:
-                rendezvous.pause(pause_s)
+                self._pause(pause_s)
+                self.going_s, self.next_report_s = math.inf, time.monotonic() + FIRST_REPORT_S
+                with contextlib.suppress(OSError), (self.verdict.parent / STARTS).open("a") as file:
+                    file.write("+")
                 torchrun(args)
-                rendezvous.wait_for_exits(lambda: bool(self.signals.number))
+                self._wait_for_exits()
                 return 0
             except SignalException as stop:
-                rendezvous.withdraw()
                 self.raise_verdict()  # one that came after the signal
-                self.rescue()
                 return 128 + stop.sigval
-            except (RendezvousError, ChildFailedError, DistError, OSError, EOFError) as error:
-                longer_s = FIRST_PAUSE_S if rendezvous.joined else 2 * pause_s
-                pause_s = min(max(longer_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-                _say(f"the group is lost ({_reason(error)}); joining again in {pause_s:g} s")
+            except (ChildFailedError, DistError, OSError, EOFError) as error:
+                code = _exit_code(error)
+                how = self.worker.ended(code) if code is not None else _reason(error)
+                self.mesh.end_of_worker(how)
+                longer_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+                pause_s = 0.0 if self._was_killed(code) else longer_s
+                when = f"in {pause_s:g} s" if pause_s else "at once"
+                _say(f"the worker is lost ({how}); it is started again {when}")
+
+    def _was_killed(self, code: int | None) -> bool:
+        """Has it ended for a reason that the next one will not have, too?"""
+        lived_s = time.monotonic() - self.going_s  # -inf: in no view
+        return lived_s > (0 if code in KILLS or self.mesh.is_bereaved else LIVED_S)
+
+    def _is_logged(self, record: logging.LogRecord) -> bool:
+        """Of what torchrun says: not how a worker has ended, which we say, and it with a stack."""
+        return not record.exc_info and not self.verdict.exists()
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep; raises as soon as `raise_if_over` does."""
+        end = time.monotonic() + seconds
+        self.raise_if_over()
+        while (rest_s := end - time.monotonic()) > 0:
+            time.sleep(min(POLL_S, rest_s))
+            self.raise_if_over()
+
+    def _wait_for_exits(self) -> None:
+        """At the end of the job: the pod of rank 0 exits when all workers have, the others later.
+
+        The first pod that is seen to have exited makes the operator delete those that still run,
+        with their logs, and rank 0's is the run's. A kubelet polls once a second.
+        """
+        end = time.monotonic() + PEERS_EXIT_S
+        while time.monotonic() < end and not self.signals.number:
+            if not self.rank and not self.mesh.others():
+                return
+            time.sleep(POLL_S)
 
 
-def _reason(error: BaseException) -> str:
-    cause = error.__cause__ or error
-    return f"{type(error).__name__}: {' '.join(str(cause).split())[:200]}"
+def _exit_code(error: Exception) -> int | None:
+    """The worker's, if it has failed; None where torchrun has, around it."""
+    failures = getattr(error, "failures", {})
+    return next((it.exitcode for it in failures.values()), None)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 _say = partial(say, "gptddp.launch")
 
 
-def main(args: Sequence[str] | None = None, script: str = WORKER) -> int:
-    """Run this pod until the job is done, and return the container's exit code, as listed above."""
+def _guarded(run: Callable[[], int]) -> int:
+    """The exit code of `run`, whatever it raises."""
     try:
-        launcher = Launcher()
-        return launcher.main(sys.argv[1:] if args is None else list(args), script)
+        return run()
     except Exit as end:
         return end.code
     except GptddpError as error:
@@ -278,3 +342,9 @@ def main(args: Sequence[str] | None = None, script: str = WORKER) -> int:
     except Exception:
         traceback.print_exc()
         return UNEXPECTED
+
+
+def main(args: Sequence[str] | None = None, script: str = SCRIPT) -> int:
+    """Run this pod until the job is done, and return the container's exit code, as listed above."""
+    given = sys.argv[1:] if args is None else list(args)
+    return _guarded(lambda: Launcher().main(given, script))

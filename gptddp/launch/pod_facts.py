@@ -1,23 +1,16 @@
 """The facts of this pod, from the operator and the manifest, as torchrun's command line."""
 
+import contextlib
+import ipaddress
 import os
+import re
+import socket
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from gptddp.errors import ConfigError
 from gptddp.grace import KILL_S, limit_s
 
-# c10d ignores `timeout`; the default last_call and keep-alive would cost 45 s for each lost pod.
-# Measured on torch 2.13: last_call is what a smaller world waits for one more agent; interval x
-# attempts is when a silent agent is given up.
-RDZV_CONF = {
-    "join_timeout": 900,  # pods may be minutes apart at the start: image pulls, queues
-    "last_call_timeout": 2,
-    "keep_alive_interval": 1,
-    "keep_alive_max_attempt": 5,
-    "heartbeat_timeout": 5,
-    "read_timeout": 60,
-}
 KEY = "GPTDDP_RENDEZVOUS_KEY"  # the job's key, by which its pods know what the others have written
 LEAST_KEY = 32  # characters
 ALONE = "127.0.0.1:0"  # the endpoint of a job of one pod, which nobody else looks for
@@ -30,13 +23,16 @@ class PodFacts:
 
     address: str
     endpoint: str
-    is_host: bool
-    nodes: tuple[int, int]  # fewest and most agents
+    nodes: tuple[int, int]  # fewest and most pods
     workers: int  # a pod
     rdzv_id: str
-    rdzv_conf: dict[str, int]
     grace_s: int
     key: str = field(repr=False)  # empty: the job has none
+
+    @property
+    def port(self) -> int:
+        """Of the first launcher of each pod; those of its other workers have the ones behind."""
+        return int(self.endpoint.rpartition(":")[2])
 
     @property
     def largest_world(self) -> int:
@@ -49,37 +45,33 @@ def pod_from(env: Mapping[str, str]) -> PodFacts:
     nodes = (_number("PET_NNODES", least), _number("PET_NNODES", most or least))
     if not 1 <= nodes[0] <= nodes[1]:
         raise ConfigError(f"PET_NNODES is {env['PET_NNODES']!r}: it must be MIN:MAX, MIN >= 1")
-    endpoint, rank = env.get("PET_RDZV_ENDPOINT", ""), ""
+    endpoint = env.get("PET_RDZV_ENDPOINT", "")
     if not endpoint and env.get("PET_MASTER_ADDR"):
-        endpoint, rank = _master(env), env.get("PET_NODE_RANK", "")
+        endpoint = _master(env)
     if not endpoint and nodes[1] > 1:
         raise ConfigError(
             f"PET_NNODES is {env['PET_NNODES']!r} but neither PET_RDZV_ENDPOINT nor PET_MASTER_ADDR"
-            " is set: agents need HOST:PORT to meet; the operator sets the one for a PyTorchJob "
+            " is set: pods need HOST:PORT to meet; the operator sets the one for a PyTorchJob "
             "with an elasticPolicy, the other for one with a Master"
         )
     names = [env.get(name, "") for name in ("POD_ADDRESS", "POD_NAME", "HOSTNAME")]
-    address = next(filter(None, names), "localhost") if endpoint else "127.0.0.1"
+    address = next(filter(None, names), socket.gethostname()) if endpoint else "127.0.0.1"
     host, _, port = endpoint.rpartition(":")
-    host = host.strip("[]")
-    if endpoint and not (host and port.isdigit()):
+    if endpoint and not (host.strip("[]") and port.isdigit()):
         raise ConfigError(f"PET_RDZV_ENDPOINT is {endpoint!r}: it must be HOST:PORT")
     return PodFacts(
         address=address,
         endpoint=endpoint or ALONE,
-        is_host=not endpoint
-        or (rank == "0" if rank else host in names or host.split(".")[0] in names),
         nodes=nodes,
         workers=_workers(env.get("PET_NPROC_PER_NODE", "1")),
         rdzv_id=env.get("PET_RDZV_ID") or "gptddp",
-        rdzv_conf=_conf(env.get("PET_RDZV_CONF", "")),
         grace_s=_number("GPTDDP_GRACE_S", env.get("GPTDDP_GRACE_S", "30")),
         key=_key(env.get(KEY, "")) if endpoint else os.urandom(32).hex(),
     )
 
 
 def _master(env: Mapping[str, str]) -> str:
-    """HOST:PORT of a job with a Master and without elasticPolicy, whose pod hosts the rendezvous.
+    """HOST:PORT of a job with a Master and without elasticPolicy: the others find its pod there.
 
     Its size is fixed; what else PET_MASTER_* means to torchrun has no use here.
     """
@@ -146,23 +138,35 @@ def _workers(text: str) -> int:
     return workers
 
 
-def _conf(text: str) -> dict[str, int]:
-    pairs = (pair.partition("=") for pair in text.split(",") if pair.strip())
-    return {key.strip(): _number(f"PET_RDZV_CONF: {key}", value) for key, _, value in pairs}
+def seeds(pod: PodFacts) -> list[str]:
+    """HOST:PORT of every launcher of the job that can be known; they tell each other of the rest.
+
+    The endpoint is one pod of many, and may be gone: the operator numbers the names of its workers,
+    and `--local` their addresses, from the endpoint's on.
+    """
+    host, most = pod.endpoint.rpartition(":")[0], range(pod.nodes[1])
+    hosts = [host]
+    with contextlib.suppress(ValueError):
+        first = ipaddress.IPv4Address(host)
+        hosts += [str(first + i) for i in most if first.is_loopback]
+    if found := re.fullmatch(r"([^.]+-)\d+(\..*)?", host):
+        workers = found[1].replace("-master-", "-worker-")
+        hosts += [f"{workers}{i}{found[2] or ''}" for i in most]
+    ports = range(pod.port, pod.port + pod.workers) if pod.port else ()
+    return [f"{it}:{port}" for it in dict.fromkeys(hosts) for port in ports]
 
 
 def torchrun_args(pod: PodFacts, script: str, args: Sequence[str]) -> list[str]:
-    """The command line of torchrun; what PET_RDZV_CONF says goes before our own."""
-    conf = {"is_host": int(pod.is_host), **RDZV_CONF, **pod.rdzv_conf}
+    """The command line of torchrun, for one worker that is started once."""
     return [
-        f"--nnodes={pod.nodes[0]}:{pod.nodes[1]}",
-        f"--nproc-per-node={pod.workers}",
+        "--nnodes=1",
+        "--nproc-per-node=1",
         "--rdzv-backend=gptddp",
         f"--rdzv-endpoint={pod.endpoint}",
         f"--rdzv-id={pod.rdzv_id}",
-        "--rdzv-conf=" + ",".join(f"{key}={value}" for key, value in conf.items()),
+        "--rdzv-conf=",
         f"--local-addr={pod.address}",
-        "--max-restarts=1000",
+        "--max-restarts=0",
         "--monitor-interval=0.1",
         f"--shutdown-timeout={max(1, int(limit_s(pod.grace_s, KILL_S)))}",
         "--signals-to-handle=SIGQUIT",  # the others are ours, from the first moment on

@@ -46,19 +46,20 @@ def evaluate(
     n = -(-len(tokens) // config.micro_batch)
     sums = torch.zeros(n, 4, dtype=torch.float64)  # nats, targets, nats of text, bytes
     net.eval()
-    for first in range(0, n, world.world_size):
-        if world.all_reduce(torch.tensor(int(stop()))).item():  # all ranks
-            net.train()
-            return None
-        if (i := first + world.rank) >= n:  # this rank has fewer: only the collective
-            continue
-        part = slice(i * config.micro_batch, (i + 1) * config.micro_batch)
-        inputs = micro_batches(tokens[part], valid[part], tokenizer.bos, config, world.device)
-        x, y, positions = next(inputs)
-        with autocast(config, world.device):
-            nats = net.nats(x, y, positions)  # 0 where there is no target
-        sums[i] = _sums(nats.flatten().double(), y.flatten(), token_bytes)
-    net.train()
+    try:
+        for first in range(0, n, world.world_size):
+            if world.all_reduce(torch.tensor(int(stop()))).item():  # all ranks
+                return None
+            if (i := first + world.rank) >= n:  # this rank has fewer: only the collective
+                continue
+            part = slice(i * config.micro_batch, (i + 1) * config.micro_batch)
+            inputs = micro_batches(tokens[part], valid[part], tokenizer.bos, config, world.device)
+            x, y, positions = next(inputs)
+            with autocast(config, world.device):
+                nats = net.nats(x, y, positions)  # 0 where there is no target
+            sums[i] = _sums(nats.flatten().double(), y.flatten(), token_bytes)
+    finally:  # a lost peer ends it too, and the next step has its dropout
+        net.train()
     table = world.all_reduce(sums)  # all ranks
     nats_all, targets, nats_text, n_bytes = map(math.fsum, table.t().tolist())
     known = n_bytes > 0 and tokenizer.changes is None

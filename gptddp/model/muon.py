@@ -89,13 +89,7 @@ class Muon:
             p: {"momentum_buffer": torch.zeros_like(p)} for p in params.values()
         }
         self._matrices = [it for name, p in params.items() for it in self._parts(p, stacked[name])]
-        world_size, rank = (world.world_size, world.rank) if world else (1, 0)
-        part = _lay_out(self._matrices, world_size)
-        self._mine = [it for it in self._matrices if it.rank == rank]
-        device = self._matrices[0].momentum.device
-        self._updates = torch.zeros(world_size * part, dtype=torch.bfloat16, device=device)
-        self._made = torch.zeros(part, dtype=torch.bfloat16, device=device)
-        self._from = rank * part
+        self._shares = (0, 0)  # rank and world size for which the matrices are shared out
 
     def _parts(self, p: nn.Parameter, heights: Sequence[int]) -> Iterator[Matrix]:
         first, state = 0, self.state[p]
@@ -110,6 +104,15 @@ class Muon:
             yield Matrix(p, rows, momentum, variance)
             first += height
 
+    def _share_out(self, rank: int, world_size: int) -> None:
+        """Whose work each matrix is in this world, and the buffers that the updates need there."""
+        part = _lay_out(self._matrices, world_size)
+        self._mine = [it for it in self._matrices if it.rank == rank]
+        device = self._matrices[0].momentum.device
+        self._updates = torch.zeros(world_size * part, dtype=torch.bfloat16, device=device)
+        self._made = torch.zeros(part, dtype=torch.bfloat16, device=device)
+        self._from, self._shares = rank * part, (rank, world_size)
+
     def schedule(self, lr: float, step: int, weight_decay: float, remaining: float) -> None:
         """What the next step (from 0) is done with; remaining: of the run, from 1 to 0."""
         begin, end, steps = self._recipe.momentum
@@ -121,6 +124,9 @@ class Muon:
     @torch.no_grad()
     def prepare(self) -> None:
         """All ranks: the updates of the step, made by one rank each; no state changes."""
+        shares = (self._world.rank, self._world.world_size) if self._world else (0, 1)
+        if shares != self._shares:  # at the start, and in another world
+            self._share_out(*shares)
         beta = self.group["momentum"]
         for it in self._mine:
             momentum = it.momentum.lerp(it.gradient, 1 - beta)
@@ -128,7 +134,7 @@ class Muon:
             place = slice(it.place.start - self._from, it.place.stop - self._from)
             self._made[place] = orthogonal(ahead, self._dtype).reshape(-1)
             pulse.beat()
-        if self._world is None or self._world.world_size == 1:
+        if self._world is None or shares[1] == 1:
             self._updates.copy_(self._made)
         else:
             self._world.gather_parts(self._made, self._updates)  # all ranks

@@ -8,7 +8,7 @@ targets comes after the sum. Demmel and Nguyen 2015, "Parallel reproducible summ
 grid in the same way.
 
 The grid of a tensor follows from its largest gradient in the step before. So grids are state, like
-the moments of the optimizer: in checkpoints, snapshots and fingerprints. Where a slot's gradient is
+the moments of the optimizer: in checkpoints and fingerprints. Where a slot's gradient is
 too large for its grid, or so small that bits would be lost, all ranks do the step again, on the
 grid that fits it. The first step of a run is always done twice.
 """
@@ -16,11 +16,12 @@ grid that fits it. The first step of a run is always done twice.
 import math
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as td
+import xxhash
 from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gptddp.config import Config
@@ -33,32 +34,97 @@ _RANGE = 100  # of exponents: a gradient on a grid stays a float32
 _CHUNK = 1 << 17  # numbers that are worked on at a time: they stay in the cache
 
 
-class FastSums:
-    """DDP's own reduction, in float32: the bits depend on the world size, and on the library."""
+class _Sums:
+    """What both have: the hook by which DDP hands over its buckets, one by one, to be reduced.
 
-    def __init__(self, ddp: DDP, slots: int, world: World) -> None:
+    `finish` waits for the reductions, and has their errors, not the backward pass: DDP waits in C++
+    without a limit, and a loss must find it at the end of its pass: the step is begun again as any
+    other, with other peers or alone.
+    """
+
+    def __init__(self, ddp: DDP, world: World) -> None:
         self._world = world
-        self._nats = torch.zeros(slots, dtype=torch.float64, device=next(ddp.parameters()).device)
+        self._params = [p for p in ddp.parameters() if p.requires_grad]
+        self._number = {p: i for i, p in enumerate(self._params)}
+        self._buckets: list[tuple[int, ...]] = []  # of the last pass: the numbers of the tensors
+        self._begun: list[tuple[Any, Any]] = []  # reductions of this pass, and what is done after
+        self._failed: Exception | None = None  # to begin one
         self.wait_s = 0.0  # of this step: from this rank's last gradient to the sum over all ranks
         self._issued = 0.0
         ddp.register_comm_hook(None, self._reduce)
+
+    def layout(self) -> int:
+        """A 64-bit hash of DDP's buckets in the last pass: only ranks with the same may add up."""
+        return xxhash.xxh3_64_intdigest(repr(self._buckets).encode())
 
     def _reduce(
         self,
         _: None,
         bucket: td.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[Tensor]:
-        """All ranks: as DDP does it by itself, but that the time is known."""
-        reduced = allreduce_hook(None, bucket)  # type: ignore[arg-type]
+        """All ranks: these gradients of the last slot are whole; their sum over ranks begins."""
+        numbers = tuple(self._number[p] for p in bucket.parameters())
+        if bucket.index() == 0:
+            self._buckets.clear()
+            self._begun, self._failed = [], None
+        self._buckets.append(numbers)
+        buffer: Tensor = bucket.buffer()
+        grads: list[Tensor] = bucket.gradients()
+
+        def take(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+            done.wait()  # raises what the collective has raised
+            self._take(numbers, grads)
+            return buffer
+
+        try:
+            work = td.all_reduce(self._addend(numbers, buffer), async_op=True)
+            self._begun.append((work, work.get_future().then(take)))
+        except RuntimeError as error:  # a group of which another collective has failed
+            self._failed = error
         self._issued = time.monotonic()
-        return reduced
+        for_ddp: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=[buffer.device] if buffer.is_cuda else None
+        )
+        for_ddp.set_result(buffer)
+        return for_ddp
+
+    def _addend(self, numbers: tuple[int, ...], buffer: Tensor) -> Tensor:
+        """What is added up over the ranks, in place, of a bucket; `buffer`: its gradients."""
+        raise NotImplementedError
+
+    def _take(self, numbers: tuple[int, ...], grads: list[Tensor]) -> None:
+        """The sum over the ranks is there: make gradients of it."""
+
+    def _all_reduce(self, values: Tensor) -> Tensor:
+        """All ranks: the last sum of the step, behind those of the gradients."""
+        for work, taken in self._begun:
+            try:
+                self._world.wait(work)
+                taken.wait()
+            except RuntimeError as error:
+                self._failed = self._failed or error
+        self._begun = []
+        if self._failed is not None:  # and none of them still writes into a gradient
+            raise self._failed
+        return self._world.all_reduce(values)
+
+
+class FastSums(_Sums):
+    """DDP's own reduction, in float32: the bits depend on the world size, and on the library."""
+
+    def __init__(self, ddp: DDP, slots: int, world: World) -> None:
+        super().__init__(ddp, world)
+        self._nats = torch.zeros(slots, dtype=torch.float64, device=self._params[0].device)
+
+    def _addend(self, numbers: tuple[int, ...], buffer: Tensor) -> Tensor:
+        return buffer.div_(self._world.world_size)  # as DDP does it by itself
 
     def tensors(self) -> dict[str, Tensor]:
         """State that a run keeps: none."""
         return {}
 
     def begin(self, targets: int) -> float:
-        """What every loss is multiplied by: DDP divides the sum over ranks by their number."""
+        """What every loss is multiplied by: the sum over ranks is divided by their number."""
         self.wait_s = 0.0
         self._nats.zero_()
         return self._world.world_size / targets
@@ -72,7 +138,7 @@ class FastSums:
 
     def finish(self) -> float:
         """All ranks: the nats of the whole step."""
-        nats = math.fsum(self._world.all_reduce(self._nats).tolist())
+        nats = math.fsum(self._all_reduce(self._nats).tolist())
         self.wait_s = time.monotonic() - self._issued
         return nats
 
@@ -80,7 +146,7 @@ class FastSums:
         """The step has changed the model."""
 
 
-class ExactSums:
+class ExactSums(_Sums):
     """Whole numbers on grids, in float64: the same bits for any number of ranks, up to `slots`.
 
     A communication hook of DDP: the last slot's buckets are reduced, together with the sums of the
@@ -89,9 +155,7 @@ class ExactSums:
     """
 
     def __init__(self, ddp: DDP, slots: int, world: World) -> None:
-        self._world = world
-        self._params = [p for p in ddp.parameters() if p.requires_grad]
-        self._number = {p: i for i, p in enumerate(self._params)}
+        super().__init__(ddp, world)
         n, device = len(self._params), self._params[0].device
         self._totals = [
             torch.zeros(p.numel(), dtype=torch.float64, device=device) for p in self._params
@@ -106,9 +170,6 @@ class ExactSums:
         self._least = min(_LEAST, self._bits - 2 * _ROOM)  # of very many slots it has fewer
         self._exponent = self._next = [0] * n
         self._slot, self._targets, self._is_first = 0, 1, True  # first: of this rank, in the step
-        self.wait_s = 0.0  # of this step: from this rank's last gradient to the sum over all ranks
-        self._issued = 0.0
-        ddp.register_comm_hook(None, self._reduce)
 
     def tensors(self) -> dict[str, Tensor]:
         """State that a run keeps: int32 (parameter tensors), the live tensor."""
@@ -153,31 +214,15 @@ class ExactSums:
         index = torch.tensor(tensors, device=most.device)
         self._slots[self._slot, 1:].scatter_reduce_(0, index, most, "amax")  # NaN if there is one
 
-    def _reduce(
-        self,
-        _: None,
-        bucket: td.GradBucket,  # type: ignore[name-defined]
-    ) -> torch.futures.Future[Tensor]:
-        """All ranks: these gradients of the last slot are whole; their sum over ranks begins."""
-        numbers = tuple(self._number[p] for p in bucket.parameters())
+    def _addend(self, numbers: tuple[int, ...], buffer: Tensor) -> Tensor:
         self._add(numbers)
-        flat = self._side_by_side(numbers)
-        reduced: torch.futures.Future[list[Tensor]] = td.all_reduce(
-            flat, async_op=True
-        ).get_future()
-        self._issued = time.monotonic()
-        grads: list[Tensor] = bucket.gradients()
-        buffer: Tensor = bucket.buffer()
+        return self._side_by_side(numbers)
 
-        def divide(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-            done.wait()  # raises what the collective has raised
-            for i, grad in zip(numbers, grads, strict=True):
-                divisor = 2.0 ** self._exponent[i] * self._targets
-                for part, total in _chunks(grad, self._totals[i]):
-                    part.copy_(total.div_(divisor))
-            return buffer
-
-        return reduced.then(divide)
+    def _take(self, numbers: tuple[int, ...], grads: list[Tensor]) -> None:
+        for i, grad in zip(numbers, grads, strict=True):
+            divisor = 2.0 ** self._exponent[i] * self._targets
+            for part, total in _chunks(grad, self._totals[i]):
+                part.copy_(total.div_(divisor))
 
     def _side_by_side(self, numbers: tuple[int, ...]) -> Tensor:
         """The totals of a bucket's tensors, in one; DDP makes its buckets anew after a step."""
@@ -192,7 +237,7 @@ class ExactSums:
 
     def finish(self) -> float | None:
         """All ranks: the nats of the whole step; None if a grid did not fit: do it again."""
-        slots = self._world.all_reduce(self._slots)
+        slots = self._all_reduce(self._slots)
         self.wait_s += time.monotonic() - self._issued
         largest = slots[:, 1:].amax(0).tolist()  # NaN if there is one
         self._next = [self._fitting(*it) for it in zip(largest, self._exponent, strict=True)]

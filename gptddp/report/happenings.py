@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from gptddp.errors import visible
 from gptddp.report.life_records import PART_NAMES, LifeRecord, moved, number
 from gptddp.report.run_record import RunRecord
 from gptddp.report.words import duration, many, value
+from gptddp.run import moves
 from gptddp.run.code_of_steps import named
 
 Notes = list[tuple[int, str]]  # step, words
@@ -19,7 +21,7 @@ def restarts(run: RunRecord) -> Notes:
     for before, life in zip(run.lives, run.lives[1:], strict=False):
         if type(step := life.start.get("step")) is not int:
             continue
-        cost = "no step was done"
+        cost = "the steps went on" if life.took_over else "no step was done"
         if life.recovered:
             cost = f"{duration(life.lost_s)} ({', '.join(parts(life))})"
         why = visible(cause(before, life))
@@ -69,6 +71,9 @@ def _words(event: Mapping[str, Any]) -> str:
         case "spike":
             high, usual = number(event.get("value")), number(event.get("usual"))
             return f"{event.get('field')} is {value(high)}, where {value(usual)} is usual"
+        case "world":
+            with suppress(LookupError, TypeError, ValueError):  # foreign
+                return moves.moved(event)
         case "slow":
             return f"{event.get('name')} is slow: {number(event.get('ratio')):.1f} times the median"
         case "slow_end":

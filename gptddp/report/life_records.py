@@ -9,7 +9,7 @@ from typing import Any
 from gptddp.run.owners import Owners
 from gptddp.run.recovery import PARTS
 
-PART_NAMES = dict(zip(PARTS, ("detection", "reforming", "reload", "first step"), strict=True))
+PART_NAMES = dict(zip(PARTS, ("reforming", "reload", "first step"), strict=True))
 MOST_RANKS = 1 << 16  # of a life; a ledger that says more is damaged
 _BUDGETS = {
     "steps": "all its steps were done",
@@ -29,8 +29,6 @@ class LifeRecord:
     end: Mapping[str, Any] = field(default_factory=dict)
     recovered: Mapping[str, Any] = field(default_factory=dict)
     follows_fault: bool = False  # was the end of the life before unasked for?
-    until_then: dict[str, float] = field(default_factory=dict)  # rank-seconds when it began
-    tables: list[dict[str, list[float]]] = field(default_factory=list)  # of `Owners.phases`
 
     @property
     def generation(self) -> int:
@@ -59,6 +57,11 @@ class LifeRecord:
         return lost + (_BUDGETS.get(self.cause, self.cause) or "nothing says why")
 
     @property
+    def took_over(self) -> bool:
+        """Has a new rank 0 begun it while the steps went on?"""
+        return self.start.get("source") == "memory" and bool(self.start.get("goes_on"))
+
+    @property
     def lost_s(self) -> float:
         """Seconds from the last step before it to its first new one; 0: unknown."""
         return number(self.recovered.get("total_s"))
@@ -69,22 +72,42 @@ class LifeRecord:
         return int(number(self.start.get("redo")))
 
 
-def lives_of(events: Sequence[Mapping[str, Any]]) -> tuple[list[LifeRecord], Owners]:
-    """By generation, and the rank-seconds of all. A life whose start is missing is left out."""
+@dataclass
+class WorldRecord:
+    """Ranks that were together, as `Owners` counts their seconds: from a start, or a loss, on."""
+
+    began: float  # unix seconds
+    world_size: int
+    follows_fault: bool
+    until_then: dict[str, float]  # rank-seconds of the run when it began
+    tables: list[dict[str, list[float]]] = field(default_factory=list)  # of `Owners.phases`
+
+
+def lives_of(
+    events: Sequence[Mapping[str, Any]],
+) -> tuple[list[LifeRecord], list[WorldRecord], Owners]:
+    """By generation, their worlds, and the rank-seconds of all.
+
+    A life whose start is missing is left out.
+    """
     found: dict[int, LifeRecord] = {}
+    worlds: list[WorldRecord] = []
     owners = Owners()
     for event in events:
         life = found.setdefault(event["generation"], LifeRecord())
         if (kind := event["event"]) in ("start", "stop", "end", "recovered"):
             setattr(life, kind, event)
-        before = owners.generation
+        before = owners.generation, owners.began
         owners.add(event)
-        newest = found.get(owners.generation, LifeRecord())
-        if owners.generation != before:
-            newest.follows_fault, newest.until_then = owners.follows_fault, owners.so_far()
-        if owners.phases and owners.phases not in newest.tables[-1:]:
-            newest.tables.append(owners.phases)
-    return [found[it] for it in sorted(found) if found[it].start], owners
+        if (owners.generation, owners.began) != before:
+            fault = owners.follows_fault
+            worlds.append(WorldRecord(owners.began, owners.world_size, fault, owners.so_far()))
+            if kind == "start":
+                life.follows_fault = fault
+        if owners.phases and owners.phases not in worlds[-1].tables[-1:]:
+            worlds[-1].tables.append(owners.phases)
+    worlds = [it for it in worlds if 0 < it.world_size <= MOST_RANKS]
+    return [found[it] for it in sorted(found) if found[it].start], worlds, owners
 
 
 def moved(before: LifeRecord, life: LifeRecord) -> bool:

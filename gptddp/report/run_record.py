@@ -16,7 +16,7 @@ from gptddp.config import Config, with_preset
 from gptddp.errors import ConfigError
 from gptddp.files import read_json
 from gptddp.flags import from_saved
-from gptddp.report.life_records import LifeRecord, lives_of, number
+from gptddp.report.life_records import LifeRecord, WorldRecord, lives_of, number
 from gptddp.run import log_check, summary
 from gptddp.run.directory import FAULTS, LEDGER, SAMPLES
 from gptddp.run.history import is_step, logged, read_ledger
@@ -41,6 +41,7 @@ class RunRecord:
     log_wrong: bool = False  # is the log among them?
     config: Config | None = None
     lives: list[LifeRecord] = field(default_factory=list)
+    worlds: list[WorldRecord] = field(default_factory=list)
     owners: Owners = field(default_factory=Owners)
     steps: "array[int]" = field(default_factory=lambda: array("q"))
     series: "dict[str, array[float]]" = field(
@@ -87,7 +88,7 @@ def read(path: Path) -> RunRecord:
         wrong=[f"{path / LEDGER}: left out: {it}" for it in left_out],
     )
     newest = _read_log(run)
-    run.lives, run.owners = lives_of([*run.events, newest])
+    run.lives, run.worlds, run.owners = lives_of([*run.events, newest])
     if run.steps and not run.lives:
         run.wrong.append(
             f"{path / LEDGER} knows of no life of {path}, whose log has steps: lives, restarts "

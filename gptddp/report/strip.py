@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gptddp.report.curves import MOST_LIVES
-from gptddp.report.life_records import LifeRecord
+from gptddp.report.life_records import WorldRecord
 from gptddp.report.run_record import RunRecord
 from gptddp.run.owners import OWNERS, owner_of
 
@@ -73,31 +73,30 @@ def draw(run: RunRecord) -> dict[str, Any] | None:
 
 
 def stretches(run: RunRecord) -> list[Stretch]:
-    """All of the run, in order of time: what its ranks have told, then what lies between lives."""
+    """All of the run, in order of time: what its ranks have told, then what lies between worlds."""
     found: list[Stretch] = []
-    lives = [it for it in run.lives if it.until_then and it.world_size]
-    for life, following in zip(lives, [*lives[1:], None], strict=False):
+    for world, following in zip(run.worlds, [*run.worlds[1:], None], strict=False):
         sums = following.until_then if following else run.owners.so_far()
-        rest = np.array([sums[it] - life.until_then[it] for it in OWNERS])
-        until, before = life.began, np.zeros((len(OWNERS), life.world_size))
-        for i, table in enumerate(life.tables):
+        rest = np.array([sums[it] - world.until_then[it] for it in OWNERS])
+        until, before = world.began, np.zeros((len(OWNERS), world.world_size))
+        for i, table in enumerate(world.tables):
             recorded = np.zeros_like(before)
             for phase, row in table.items():
-                recorded[OWNERS.index(owner_of(phase, life.follows_fault))] += row
+                recorded[OWNERS.index(owner_of(phase, world.follows_fault))] += row
             # a rank that began later than rank 0 was still being formed, or started
-            later = OWNERS.index("reforming" if life.follows_fault else "start")
+            later = OWNERS.index("reforming" if world.follows_fault else "start")
             recorded[later] += recorded[:, 0].sum() - recorded.sum(0)
             seconds = recorded - before  # less than 0 where a second was given to another phase
             rest -= seconds.sum(1)
-            end = life.began + float(recorded[:, 0].sum())
+            end = world.began + float(recorded[:, 0].sum())
             found += [Stretch(until, end, seconds)] if i else _in_order(until, end, seconds)
             until, before = end, recorded
-        found += _unrecorded(life, following, until, rest)
+        found += _unrecorded(world, following, until, rest)
     return found
 
 
 def _in_order(begin: float, end: float, seconds: np.ndarray) -> list[Stretch]:
-    """The first table of a life: what comes before its steps, and then these."""
+    """The first table of a world: what comes before its steps, and then these."""
     before = np.zeros_like(seconds)
     for activity in map(OWNERS.index, ("start", "reforming", "reload")):
         before[activity] = seconds[activity]
@@ -106,15 +105,15 @@ def _in_order(begin: float, end: float, seconds: np.ndarray) -> list[Stretch]:
 
 
 def _unrecorded(
-    life: LifeRecord, following: LifeRecord | None, until: float, rest: np.ndarray
+    world: WorldRecord, following: WorldRecord | None, until: float, rest: np.ndarray
 ) -> Iterator[Stretch]:
-    """What is in no table: of this life's ranks, then of those that waited to be a life."""
+    """What is in no table: of this world's ranks, then of those that waited to be the next."""
     between = [OWNERS.index(it) for it in ("reforming", "stopped")]
     own = np.maximum(rest, 0.0)
     own[between] = 0.0
-    own = np.where(own > _LEAST_S, own, 0.0) / life.world_size
+    own = np.where(own > _LEAST_S, own, 0.0) / world.world_size
     if own.any():
-        yield Stretch(until, until + own.sum(), np.repeat(own[:, None], life.world_size, axis=1))
+        yield Stretch(until, until + own.sum(), np.repeat(own[:, None], world.world_size, axis=1))
     if following is not None:
         gap = np.zeros(len(OWNERS))
         gap[between] = np.maximum(rest[between], 0.0) / following.world_size

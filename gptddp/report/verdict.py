@@ -93,8 +93,10 @@ def elapsed(run: RunRecord) -> float:
 
 
 def _restarts(run: RunRecord, state: str) -> str:
-    pairs = list(zip(run.lives, run.lives[1:], strict=False))
-    if not pairs:
+    every = zip(run.lives, run.lives[1:], strict=False)
+    pairs = [(before, life) for before, life in every if not life.took_over]
+    changes = [number(it.get("pause_s")) for it in run.events_of("world")]
+    if not pairs and not changes:
         return "Nothing interrupted it." if state in ("finished", "running", "stopped") else ""
     moves = [life for before, life in pairs if moved(before, life)]
     faults = [life for it, life in pairs if life.follows_fault and not moved(it, life)]
@@ -107,6 +109,10 @@ def _restarts(run: RunRecord, state: str) -> str:
         texts.append(f"pods joined or left {_times(len(moves))}{_took(moves)}")
     if stops := len(pairs) - len(faults) - len(moves):
         texts.append(f"it was stopped and continued {_times(stops)}")
+    if changes:
+        in_all = " in all" * (len(changes) > 1)
+        paused = f"with a pause of {duration(sum(changes))}{in_all}"
+        texts.append(f"ranks were lost or came {_times(len(changes))}, {paused}")
     text = "; ".join(texts)
     return f"{text[0].upper()}{text[1:]}."
 

@@ -207,7 +207,9 @@ def check_machine(recorded: Recorded, here: str) -> None:
             raise AuditError(
                 f"{ledger} does not say what {life} was computed on: put it back from a backup"
             )
-        for there in machines:
+        moved = [it for it in recorded.events if it["event"] == "world"]  # others may have come
+        came = [it.get("machines") for it in moved if it["generation"] == generation]
+        for there in [*machines, *(one for it in came if isinstance(it, list) for one in it)]:
             if there != here:
                 raise AuditError(
                     f"{life} was computed on {there}, and this is {here}: the last bits differ "

@@ -60,7 +60,7 @@ class Ledger(Lines):
     """The events of a run over all its lives: see training/events.py."""
 
     sync_every = 1
-    # a life, a late save of another pod, and a life that does not know that it is over
+    # a life, a saver that outlives its rank 0, and a life that does not know that it is over
     shared = True
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -86,7 +86,7 @@ def complete(
 ) -> None:
     """Add to the log those of these lines, up to `step`, that no log of the run has.
 
-    They come with a snapshot: the steps were done, but rank 0 was killed before it wrote them.
+    Another process has kept them: the steps were done, but rank 0 was killed before it wrote them.
     """
     if not (lines := [line for line in lines if line["step"] <= step]):
         return
@@ -110,7 +110,7 @@ def recover(
 ) -> list[Mapping[str, Any]]:
     """Add to the ledger those of these events that it lacks, and return them.
 
-    They come with a snapshot too: of lives whose rank 0 was lost while the disk took nothing.
+    Kept likewise: of lives whose rank 0 was lost while the disk took nothing.
     """
     if not events:
         return []
@@ -253,26 +253,3 @@ def highest_generation(run_dir: str | Path, ledger: Summary | None = None) -> in
     for folder in (checkpoints, checkpoints / ".tmp", checkpoints / ".trash"):
         found += [int(m[1]) for name in names_in(folder) if (m := _CHECKPOINT.fullmatch(name))]
     return max(found)
-
-
-def why_left(run: Path, generation: int, step: int) -> str | None:
-    """Why the run has left a state that an older life has; None where each later life has gone on
-    from it by memory.
-
-    A life decides what the run is: all that lies beyond the state from which it goes on is a branch
-    that the run has left. What is saved late, while newer lives train, must not be on one. Raises
-    OSError.
-    """
-    ledger = summary.read(run)
-    if generation <= ledger.void:
-        return f"the ranks of generation {ledger.void} differed"
-    starts = {it["generation"]: it for it in read_ledger(run) if it["event"] == "start"}
-    for life in range(generation + 1, newest_life(run, ledger) + 1):
-        if (start := starts.get(life)) is None:
-            return (
-                f"generation {life} of this run has begun, and the ledger does not say from where"
-            )
-        if start.get("source") != "memory" or start.get("step", -1) < step:
-            source = start.get("source", "an unknown state")
-            return f"generation {life} of this run has begun from {source}"
-    return None

@@ -1,7 +1,7 @@
 """One job at a time has a run: `lease.json` in the run directory, which its holder keeps touching.
 
 It names the job, the life and the process that hold the run. A life that follows the holder's takes
-it over at once: it knows that one to be over (`known_lives`). So does any process that sees
+it over at once: it knows that one to be over, as a majority says. So does any process that sees
 that the holder is dead, which one of the same machine and process namespace can. All others poll
 the file: while its time of change moves, a job of another name is refused, and one of the same name
 waits; when it has stood still for EXPIRY_S, by the poller's own clock, it is taken over. No clock
@@ -21,7 +21,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class Lease:
             os.unlink(self.path)
 
     def close(self) -> None:
-        """Touch it no more; the next life of this job takes it over at once."""
+        """Touch it no more: it expires, where nobody knows before that this process is over."""
         self._over.set()
 
     def _renew(self) -> None:
@@ -97,6 +97,7 @@ class Claim:
     `job`: its name, None where it has none; `life`: the id of this life; `follows`: those of lives
     that are over. A run that is `known` goes on when the disk is full or read-only: its lease is
     written when the disk works again, and before that nothing is committed.
+    `patient`: a lease that this process has had itself is another's until it has expired.
     """
 
     def __init__(
@@ -106,7 +107,9 @@ class Claim:
         life: str = "",
         follows: Iterable[str] = (),
         known: bool = False,
+        patient: bool = False,
     ) -> None:
+        self._patient = patient
         self.path, self.known, self.follows = run / LEASE, known, frozenset(follows)
         self._me = lease_file.lease_of(job, life or uuid.uuid4().hex)
         self._seen: lease_file.Reading | None = None  # when it was last read
@@ -159,7 +162,12 @@ class Claim:
     def _is_free(self, seen: lease_file.Reading) -> bool:
         """May the lease that was read be taken away? Says what is waited for."""
         lease, now = lease_file.parse(seen[0]), time.monotonic()
-        if lease and (lease["owner"] in self.follows or lease_file.is_over(lease, self._me)):
+        own = lease is not None and self._patient and lease["pid"] == self._me["pid"]
+        if (
+            lease
+            and not own
+            and (lease["owner"] in self.follows or lease_file.is_over(lease, self._me))
+        ):
             return True
         if self._seen is None:
             what = lease_file.describe(lease) if lease else f"{self.path}, which is damaged,"
@@ -209,12 +217,16 @@ class Claim:
         return lease is not None and lease["holder"] == self._me["holder"]
 
 
-def is_theirs(run: Path, lives: Iterable[str]) -> bool:
-    """Is the run's lease that of one of these lives, or nobody's? Raises OSError.
+def inherit(path: Path, dead: Mapping[str, Any]) -> Lease:
+    """The lease of a process that is gone, for one that ends its work and then releases it.
 
-    With the lives of a pod (`known_lives.noted()`): has no other job, and no life that the pod was
-    not in, the run? One that has died counts until its lease is taken over.
+    `dead`: what that process had in the file. So a life that begins on this machine waits for it.
+    Raises Superseded where the run is another's by now, OSError.
     """
-    seen = lease_file.read(run / LEASE)
+    seen = lease_file.read(path)
     lease = lease_file.parse(seen[0]) if seen else None
-    return seen is None or (lease is not None and lease["owner"] in frozenset(lives))
+    if seen and lease and lease["holder"] == dead["holder"]:
+        mine = lease_file.lease_of(lease.get("job"), lease["owner"])
+        if lease_file.remove_if_unchanged(path, seen) and lease_file.create(path, mine):
+            return Lease(path, mine)
+    raise Superseded(f"{lease_file.describe(lease)} has taken over the run")

@@ -41,7 +41,7 @@ class Lines:
         self._fd: int | None = None
         self._opened = False  # and not written to yet
         self._thread: threading.Thread | None = None
-        self._closed = self._hurried = False
+        self._closed = False
         self._error: str | None = None
         self._since = 0.0  # monotonic: since when lines wait for the disk
 
@@ -65,12 +65,6 @@ class Lines:
     def sync(self) -> None:
         """Make every line so far durable, however long that takes. Raises OSError."""
         self._put(sync=True)
-
-    def sync_soon(self) -> None:
-        """The same in the file's own thread; the caller does not wait."""
-        with self._changed:
-            self._hurried = True
-            self._changed.notify_all()
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until every line is written; False where that takes longer."""
@@ -113,13 +107,11 @@ class Lines:
     def _run(self) -> None:
         while not self._closed:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._hurried or not self._settled())
-                hurried, self._hurried = self._hurried, False
+                self._changed.wait_for(lambda: self._closed or not self._settled())
             try:
-                self._put(sync=hurried)
+                self._put()
             except OSError:  # kept for `trouble`
                 with self._changed:
-                    self._hurried |= hurried
                     self._changed.wait_for(lambda: self._closed, RETRY_S)
         with self._disk:
             self._close()

@@ -91,7 +91,7 @@ def lineage(events: Iterable[Mapping[str, Any]]) -> dict[int, list[tuple[str, An
 
     As the ledger has them: what is no fingerprint is no step's. A life leaves all that lies beyond
     the step that it begins from. An event may stand behind those of newer lives, if a full disk or
-    a late save has put it off.
+    the saver of a lost rank 0 has put it off.
     """
     known: dict[int, list[tuple[str, Any]]] = {}
     in_order = sorted(events, key=lambda event: event["generation"])

@@ -22,15 +22,8 @@ class Origin:
     redo: int = 0  # steps that an earlier life has done beyond `step`
     line: dict[str, Any] | None = None  # of `step`, in the log
     parent: str | None = None  # the checkpoint that this life descends from
-    snapshot_rank: int | None = None  # the one whose snapshot this life goes on from
-    late: str | None = None  # the checkpoint that a launcher makes of a snapshot meanwhile
     # what earlier lives decided beyond `step`, by step
     quarantine: dict[int, list[int]] = field(default_factory=dict)
-
-    @property
-    def holder(self) -> int:
-        """The rank that has the tensors."""
-        return self.snapshot_rank or 0
 
     def to_json(self) -> dict[str, Any]:
         """As the other ranks are told."""
@@ -65,7 +58,5 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "line": (dict, _NONE),
     "run_id": (str,),
     "parent": (str, _NONE),
-    "snapshot_rank": (int, _NONE),
-    "late": (str, _NONE),
     "quarantine": (list,),
 }

@@ -38,6 +38,7 @@ _OF_PHASE = {
     "redo": "redone",
 }
 _BEFORE_STEPS = ("init", "restore", "warmup")
+_TOLD = ("checkpoint", "stop", "end", "world")  # events of a life that say where its seconds went
 
 Phases = Mapping[str, list[float]]  # seconds of each rank
 
@@ -65,6 +66,7 @@ class Owners:
     since_s: float | None = None  # from the phases until one of the two, by the clock of that rank
     redo_until: int = 0  # the last step that a lost life had finished
     last_step: int = 0  # as its end says
+    moved_step: int = -1  # at which it came into its present world; -1: it is in its first
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Count one more event of the ledger; one that has been counted changes nothing.
@@ -76,18 +78,25 @@ class Owners:
             kind, generation = event["event"], event["generation"]
             if kind == "start" and generation > self.generation:
                 self._next(event)
-            elif generation != self.generation or kind not in ("checkpoint", "stop", "end"):
+            elif generation != self.generation or kind not in _TOLD:
                 return
             if kind == "stop":
                 self.stop_time = float(event["time"])
-            elif kind == "end":
+            elif kind == "world" and event["at"] <= self.began:
+                return  # a new rank 0: the life before has said so, and the start
+            elif kind in ("end", "world"):
                 self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
-                self.survived = bool(event.get("survived", event.get("phases")))
+                self.survived = kind == "world" or bool(event.get("survived", event.get("phases")))
             if kind != "checkpoint" and "since_s" in event:
                 since_s = float(event["since_s"])
                 self.since_s = since_s if 0 <= since_s < math.inf else None
+            if kind == "checkpoint" and event.get("step", math.inf) <= self.moved_step:
+                return  # begun in the world before, which had a table of its own
             if phases := event.get("phases"):
                 self._hear({str(name): [float(it) for it in row] for name, row in phases.items()})
+            if kind == "world":  # from here on the phases are of other ranks
+                self._next(event, self.redo_until)
+                self.moved_step = int(event["step"])
 
     def _hear(self, phases: dict[str, list[float]]) -> None:
         rows = phases.values()
@@ -95,8 +104,8 @@ class Owners:
         if fits and _of_rank(phases, 0) >= _of_rank(self.phases, 0):
             self.phases = phases
 
-    def _next(self, start: Mapping[str, Any]) -> None:
-        """The life before is over: its seconds, and those until this one, have their owners."""
+    def _next(self, start: Mapping[str, Any], redo_until: int = 0) -> None:
+        """What was before is over: its seconds, and those until this, have their owners."""
         began = float(start["time"]) - float(start.get("seconds") or 0.0)
         # a launcher that is still there has stopped its workers for pods that come or go
         same_job = bool(start.get("restarts") or start.get("goes_on"))
@@ -104,9 +113,10 @@ class Owners:
         self.seconds = self.so_far(began, int(start["world_size"]), fault)
         self.generation, self.world_size = start["generation"], int(start["world_size"])
         self.began, self.follows_fault = began, fault
-        self.redo_until = int(start.get("step") or 0) + int(start.get("redo") or 0)
+        redo_until = max(redo_until, int(start.get("step") or 0) + int(start.get("redo") or 0))
+        self.redo_until = redo_until
         self.phases, self.stop_time, self.noticed, self.survived = {}, None, None, False
-        self.since_s, self.last_step = None, 0
+        self.since_s, self.last_step, self.moved_step = None, 0, -1
 
     def so_far(
         self, until: float | None = None, world_size: int = 0, fault: bool = False

@@ -1,6 +1,6 @@
 """How the life before this one ended, and where the seconds went until the run trained on.
 
-A life that is killed cannot say so: the next one does, from a survivor's snapshot.
+A life that is killed as a whole cannot say so: the next one does.
 """
 
 import math
@@ -17,9 +17,9 @@ from gptddp.run.history import newest_lost_life
 from gptddp.run.json_lines import backwards, parse
 from gptddp.run.summary import Summary
 
-PARTS = ("detect_s", "reform_s", "reload_s", "first_step_s")  # of a `recovered` event
+PARTS = ("reform_s", "reload_s", "first_step_s")  # of a `recovered` event
 _MOST_LINES = 20_000  # of a log are read: the table is there every ten seconds
-UNKNOWN = "no rank left a word: all were killed, or none had memory to leave it in"
+UNKNOWN = "rank 0 left no word: it was killed"
 
 
 @dataclass(frozen=True)
@@ -29,36 +29,23 @@ class Last:
     generation: int
     step: int  # the last that it finished
     step_time: float  # when it did
-    cause: str | None  # as a survivor saw it; None: the life itself recorded how it ended
-    failed_time: float | None  # when a survivor noticed
-    # where its seconds went: `phases` by rank, and `since_s` from then until its end, as a survivor
-    # knows, or else the log
+    cause: str | None  # None: the life itself recorded how it ended
+    # where its seconds went: `phases` by rank, and `since_s` from then until its end, by the log
     spent: Mapping[str, Any] = field(default_factory=dict)
 
 
-def last_life(
-    ledger: Summary, line: Mapping[str, Any] | None, fault: Mapping[str, Any] | None, run_dir: Path
-) -> Last | None:
-    """From the ledger, the log's last line, and the fault in a snapshot.
+def last_life(ledger: Summary, line: Mapping[str, Any] | None, run_dir: Path) -> Last | None:
+    """From the ledger and the log's last line.
 
     None for a new run, and where the ledger has lost that life. Raises OSError.
     """
     if not ledger.life or line is None or newest_lost_life(run_dir, ledger):
         return None
-    if fault and fault["cause"] == UNKNOWN:  # it was left while the life went on
-        fault = None
     said = ledger.ended
     unheard = f"the ranks differed: {ledger.differed}" if ledger.differed else UNKNOWN
-    cause = None if said else (fault or {}).get("cause", unheard)
-    time = None if said or not fault else fault["time"]
-    # a life that is lost before its first step leaves the snapshot of the one before as it was
-    if fault and not said and fault.get("generation") == ledger.life:
-        spent = {name: fault[name] for name in ("phases", "since_s") if name in fault}
-        spent["survived"] = True
-    else:
-        logged = {} if said else _logged(run_dir, ledger.life, line["time"])
-        spent = {**logged, "survived": False}
-    return Last(ledger.life, line["step"], line["time"], cause, time, spent)
+    logged = {} if said else _logged(run_dir, ledger.life, line["time"])
+    spent = {**logged, "survived": False}
+    return Last(ledger.life, line["step"], line["time"], None if said else unheard, spent)
 
 
 def _logged(run_dir: Path, generation: int, until: float) -> dict[str, Any]:
@@ -80,20 +67,18 @@ def unsaved_s(ledger: Summary) -> float:
     return age_s if age_s >= 0 else math.inf
 
 
-def seconds(last: Last, joined: float, ready: float, first_step: float) -> dict[str, float | None]:
+def seconds(last: Last, joined: float, ready: float, first_step: float) -> dict[str, float]:
     """The parts of a recovery, from the last finished step to the first new one.
 
-    detect: until a survivor's collective failed, the step in flight included; reform: until this
-    life's process group was up (the old workers' end, the rendezvous, new workers); reload: until
-    the state was back on all ranks; first_step: until a step was done. Clocks that differ
-    falsify the parts, but none is negative, and they add up to the total. All in seconds.
+    reform: until this life's process group was up (the old workers' end, the wait for the lease,
+    new workers); reload: until the state was back on all ranks; first_step: until a step was done.
+    Clocks that differ falsify the parts, but none is negative, and they add up to the total. All in
+    seconds.
     """
-    moments = [last.step_time, last.failed_time or last.step_time, joined, ready, first_step]
+    moments = [last.step_time, joined, ready, first_step]
     moments = list(accumulate((min(at, first_step) for at in moments), max))
-    parts: dict[str, float | None] = {
+    parts = {
         name: round(end - begin, 3)
         for name, (begin, end) in zip(PARTS, pairwise(moments), strict=True)
     }
-    if last.failed_time is None:
-        parts["detect_s"] = None
     return parts | {"total_s": round(moments[-1] - moments[0], 3)}

@@ -43,7 +43,7 @@ class Summary:
     # of all lives; see SUMS
     bytes: int = 0  # of the ledger: up to there it has been read
     generation: int = 0  # the highest of any event
-    void: int = 0  # the last generation in which ranks have diverged: no snapshot up to it is used
+    void: int = 0  # the last generation in which ranks have diverged
     commits: list[str] = field(default_factory=list)  # the newest, since the run began at step 0
     began_time: float | None = None  # unix seconds: of the first life
     saved_time: float | None = None  # when the last save began that was committed

@@ -20,9 +20,11 @@ class Agreed:
     targets: int  # valid targets of the whole step, the denominator of its loss
     fp: int  # fingerprint of its rows, 64 bits
     bad: bool  # some rank has a row group that it cannot read: the step is not done
-    stop: bool  # some rank was asked to stop: the step is not done
-    save: bool  # a state is saved after this step: by rank 0, or for a late save
-    late: bool  # a late save is in progress: meanwhile rank 0 saves nothing
+    stop: int  # so many ranks were asked to stop
+    late: int  # so many of them long ago
+    news: int  # so many know that the world is to be another
+    save: bool  # rank 0 saves the state after this step
+    generation: int  # of rank 0's books; 0: it does not have them yet
     logged: int  # up to this step the log is durable, as far as rank 0's life has written it
     train_s: float  # seconds of training before the step, on rank 0, in whole microseconds
     cursors: np.ndarray  # (lanes, 3) int64: where every lane stands after the step
@@ -30,38 +32,40 @@ class Agreed:
 
 def agree(
     batch: Batch,
-    stop: bool,
-    train_s: float,
-    save: bool,
-    late: bool,
-    logged: int,
+    said: tuple[bool, bool, bool, bool],
+    of_0: tuple[int, int, float],
     spent: RankSeconds,
     world: World,
 ) -> Agreed:
     """All ranks: one small all-reduce before the step, so that no decision is taken alone.
 
-    With it go the clocks of all ranks, and the memory that they have held, into `spent`.
+    `said`: stop, late, news and save of this rank; `of_0`: generation, logged and train_s, which
+    count on rank 0. With it go the clocks of all ranks, and the memory that they have held, into
+    `spent`.
 
     The fingerprint travels as two halves, because a sum of int64 may not overflow. The seconds
     travel as whole microseconds: so all ranks make the same float of them, and the same rate.
     """
-    flags = (batch.bad >= 0, stop, save, late)
-    head = [batch.targets, batch.fp & _LOW, batch.fp >> 32, *map(int, flags)]
-    head += [logged, round(min(train_s, _MOST_S) * 1e6)] if world.rank == 0 else [0, 0]
+    head = [batch.targets, batch.fp & _LOW, batch.fp >> 32, int(batch.bad >= 0), *map(int, said)]
+    generation, logged, train_s = of_0
+    books = [generation, logged, round(min(train_s, _MOST_S) * 1e6)]
+    head += books if world.rank == 0 else [0, 0, 0]
     rows = spent.mine()
     mine = np.concatenate([np.array(head, dtype=np.int64), batch.cursors.ravel(), rows.ravel()])
     total = world.all_reduce(torch.from_numpy(mine)).numpy()
     end = len(mine) - rows.size
     spent.take(total[end:].reshape(rows.shape))
-    targets, low, high, bad, stops, saves, late_saves, logged, micro_s = map(int, total[:9])
+    targets, low, high, bad, stop, late, news, save, *books = map(int, total[: len(head)])
     return Agreed(
         targets=targets,
         fp=(low + (high << 32)) % 2**64,
         bad=bad > 0,
-        stop=stops > 0,
-        save=saves > 0,
-        late=late_saves > 0,
-        logged=logged,
-        train_s=micro_s / 1e6,
-        cursors=total[9:end].reshape(batch.cursors.shape),
+        stop=stop,
+        late=late,
+        news=news,
+        save=save > 0,
+        generation=books[0],
+        logged=books[1],
+        train_s=books[2] / 1e6,
+        cursors=total[len(head) : end].reshape(batch.cursors.shape),
     )

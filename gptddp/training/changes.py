@@ -46,14 +46,14 @@ def _closed(config: Config, world: World) -> Config:
     return with_preset(config, accelerator=world.device.type != "cpu")
 
 
-def check_given(given: Sequence[Any], config: Config, world: World) -> None:
-    """Rank 0 only: what each rank was given (`of_run`, by rank), beside what the life runs with.
+def check_given(given: Sequence[Any], config: Config, names: Sequence[str]) -> None:
+    """What each of these ranks was given (`of_run`), beside what the life runs with.
 
     The flags of rank 0 count, and any pod may become rank 0. So a rank that was given another value
     is told. Raises ConfigError where the field is fixed.
     """
     mine = json.loads(json.dumps(dataclasses.asdict(config)))
-    theirs = {name: it for name, it in zip(world.names, given, strict=True) if isinstance(it, dict)}
+    theirs = {name: it for name, it in zip(names, given, strict=True) if isinstance(it, dict)}
     for fate in (FIXED, KEPT):
         for name, fields in theirs.items():
             if what := "; ".join(differences(mine, fields, fate))[:300]:
@@ -72,14 +72,14 @@ def identity(dataset: Dataset) -> dict[str, str | None]:
     return {**data, "code": environment.code()}
 
 
-def check_same_data(found: Sequence[Any], world: World) -> None:
-    """Rank 0 only: `identity` of each rank is that of rank 0; else DataError, with both."""
-    for name, theirs in zip(world.names, found, strict=True):
+def check_same_data(found: Sequence[Any], names: Sequence[str]) -> None:
+    """`identity` of each of these ranks is that of the first; else DataError, with both."""
+    for name, theirs in zip(names, found, strict=True):
         for what, mine in found[0].items():
             if isinstance(theirs, dict) and theirs.get(what) != mine:
                 raise DataError(
-                    f"{name} has another {what} than rank 0 ({theirs.get(what)!s:.24} instead of "
-                    f"{mine!s:.24}), so its steps would be others: give all ranks the same "
+                    f"{name} has another {what} than {names[0]} ({theirs.get(what)!s:.24} instead "
+                    f"of {mine!s:.24}), so its steps would be others: give all ranks the same "
                     "data, and the same image or environment"
                 )
 

@@ -97,6 +97,15 @@ class RankSeconds:
 
     def __init__(self, clock: PhaseClock, world: World, device: torch.device | None = None) -> None:
         self.clock, self.memory = clock, PeakMemory(device)
+        self._before = np.zeros(len(PHASES), dtype=np.int64)  # us of this rank, before this world
+        self._begin(world)
+
+    def enter(self, world: World) -> None:
+        """The table begins anew in another world; the seconds before it are in the ledger."""
+        self._before = self.clock.micros()
+        self._begin(world)
+
+    def _begin(self, world: World) -> None:
         self.peaks = np.zeros((world.world_size, len(self.memory.kinds)), dtype=np.int64)  # bytes
         self.micros = np.zeros((world.world_size, len(PHASES)), dtype=np.int64)
         self.busy_s = np.zeros(world.world_size)  # of each rank, in the last step
@@ -109,13 +118,22 @@ class RankSeconds:
 
     def _meet(self) -> None:
         """All ranks are here at the same moment: behind a collective that needs all of them."""
-        self._met, self._met_busy = time.monotonic(), int(self.clock.micros()[_BUSY].sum())
+        self._met, self._met_busy = time.monotonic(), int(self.own()[_BUSY].sum())
         self._met_phase = self.clock.phase
 
     @property
     def since_s(self) -> float:
         """Seconds since the ranks have met, as the table has them; from any thread."""
         return time.monotonic() - self._met
+
+    @property
+    def met(self) -> float:
+        """Monotonic: when the ranks have met."""
+        return self._met
+
+    def own(self) -> np.ndarray:
+        """Of this rank in this world, until now: whole microseconds int64 (phases,)."""
+        return self.clock.micros() - self._before
 
     def waited(self, seconds: float) -> None:
         """Within the present phase, a step, this rank has waited so long for the sums."""
@@ -130,7 +148,7 @@ class RankSeconds:
         """
         width = len(PHASES) + 3 + len(self.memory.kinds)
         rows = np.zeros((len(self.micros), width), dtype=np.int64)
-        now = self.clock.micros()
+        now = self.own()
         busy = now[_BUSY].sum() - self._met_busy
         met = round(1e6 * self.since_s), busy, self._sums
         rows[self._rank] = *now, *met, *self.memory.read()

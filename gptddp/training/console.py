@@ -9,6 +9,7 @@ from typing import Any
 
 from gptddp import budget
 from gptddp.checkpoint.run_state import why_ended
+from gptddp.run import moves
 from gptddp.run.code_of_steps import named
 from gptddp.run.origin import Origin
 from gptddp.run.owners import goodput
@@ -16,7 +17,7 @@ from gptddp.training import results
 from gptddp.training.events import Event
 
 _RECENT = 20  # steps, by whose median the time that is left is known
-_NOTE, _WARN, _FAIL = logging.INFO, logging.WARNING, logging.ERROR
+_NOTE, _WARN = logging.INFO, logging.WARNING
 # By kind of event: the level of its line, and the text, which takes its fields. gptddp-k8s reads
 # some of them (k8s/observe/rank_0_log.py).
 _TEXTS = {
@@ -56,6 +57,10 @@ class Console:
         # the cause may begin with the last step that a survivor has seen
         cause = re.sub(r"^after step \d+: ", "", event["cause"])
         log.warning("life %d ended after step %d: %s", event["generation"], event["step"], cause)
+
+    def _on_world(self, event: Event) -> None:
+        level = _WARN if event["lost"] else _NOTE
+        log.log(level, "step %d: %s", event["step"], moves.moved(event))
 
     def _on_changed(self, event: Event) -> None:
         field, old, new = event["field"], event["old"], event["new"]

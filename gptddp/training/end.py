@@ -12,19 +12,17 @@ from torch import Tensor
 from gptddp.distributed.connect import World
 from gptddp.run.lines import RETRY_S
 from gptddp.run.progress import Progress
-from gptddp.training.live_state import LiveState
 from gptddp.training.recorder import Recorder
 from gptddp.training.stop import StopFlag
 
 WAIT_S = 600.0
-TELL_S = 5.0  # then the wait is told, and the state is left in memory too
+TELL_S = 5.0  # then the wait is told
 _MEET_S = 1.0  # between two meetings of the ranks
-SCRAPE_S = 0.2  # the same, while a scrape is waited for
+_SCRAPE_S = 0.2  # the same, while a scrape is waited for
 
 
 def save_last(
     recorder: Recorder | None,
-    live: LiveState,
     world: World,
     asked: Callable[[], bool],
     tensors: Mapping[str, Tensor],
@@ -34,8 +32,7 @@ def save_last(
     """All ranks: wait for the last checkpoint and the books; False if a stop has ended the wait.
 
     The ranks meet every second, so no collective times out while rank 0 waits for the disk. A stop
-    lets the attempt in flight finish and allows no other. Raises OSError after ten minutes: the
-    next life tries again, with the state from memory where it could be left.
+    lets the attempt in flight finish and allows no other. Raises OSError after ten minutes.
     """
     ending = Ending(recorder, tensors, progress, cause) if recorder else None  # rank 0 only
     if ending:
@@ -51,13 +48,10 @@ def save_last(
         stopped = stopped or stops > 0
         if not unsaved:
             return True
-        if not reported and (not waits or waited_s > TELL_S):
+        if recorder and not reported and waits and waited_s > TELL_S:
             reported = True
-            why = f"the storage has not taken step {progress.step}, the last of its life"
-            live.leave_snapshot(why)
-            if waits and recorder:
-                about = {"limit_s": WAIT_S, "stopped": stopped}
-                recorder.events.emit("waiting", step=progress.step, **about)
+            about = {"limit_s": WAIT_S, "stopped": stopped}
+            recorder.events.emit("waiting", step=progress.step, **about)
         if not waits and stopped:
             return False
         if not waits:
@@ -65,21 +59,19 @@ def save_last(
             raise OSError(errno.EIO, f"the last checkpoint cannot be written: {trouble}")
 
 
-def wait_for_scrape(
-    recorder: Recorder | None, world: World, stop: StopFlag, finished: bool = False
-) -> None:
+def wait_for_scrape(recorder: Recorder | None, world: World, stop: StopFlag) -> None:
     """All ranks: wait until Prometheus has the last numbers of rank 0, or a rank is to stop.
 
     Together: the first pod that has exited would make the operator delete the others.
     """
     if recorder:
-        recorder.last_numbers(finished)
+        recorder.last_numbers()
     while True:
         flags = [recorder is not None and recorder.awaits_scrape, stop.asked]
         waits, stops = world.all_reduce(torch.tensor(flags, dtype=torch.int64)).tolist()
         if stops or not waits:
             return
-        time.sleep(SCRAPE_S)
+        time.sleep(_SCRAPE_S)
 
 
 class Ending(threading.Thread):
@@ -109,7 +101,7 @@ class Ending(threading.Thread):
         recorder, now = self._recorder, self._progress
         where, error = "no step was done", None
         if now.step > recorder.origin.step or recorder.origin.source == "memory":
-            state = self._tensors, now, recorder.of_step(now), self._cause != "stopped"
+            state = self._tensors, now, recorder.of_step(now)
             error = self._insist(lambda: recorder.saves.save_last(*state))
             where = error or f"checkpoint {recorder.saves.writer.parent} is saved"
         if error is None or self._cause == "stopped":

@@ -9,15 +9,15 @@ from gptddp.config import Config
 from gptddp.data.dataset import open_dataset
 from gptddp.distributed import environment
 from gptddp.distributed.connect import World, connect
-from gptddp.distributed.peers import is_lost_peer
+from gptddp.distributed.lost import is_lost_peer
 from gptddp.distributed.pulse import Listening
 from gptddp.distributed.report import VisibleFormatter, report
-from gptddp.distributed.torch_private import TRAINER, check_torch
+from gptddp.distributed.torch_private import check_torch
 from gptddp.errors import ConfigError, Finished, GptddpError, LifeLost, Stopped, Superseded
 from gptddp.files import patiently
 from gptddp.flags import flag, from_args
 from gptddp.run import crash_loop
-from gptddp.training.begin import newest_state
+from gptddp.training.begin import first_world, joined, newest_state
 from gptddp.training.clock import PhaseClock
 from gptddp.training.life import Life
 from gptddp.training.stop import StopFlag
@@ -36,7 +36,7 @@ def main(train: Callable[[Life], None], args: Sequence[str] | None = None) -> in
         for name in ("data", "run_dir"):
             if not getattr(config, name):
                 raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")
-        check_torch(TRAINER)
+        check_torch()
         listening = Listening(lambda where: stop.hung(where), lambda s: stop.silent(s))
         with listening, connect(config.device) as world:
             train(begin(config, world, stop))
@@ -75,8 +75,11 @@ def begin(config: Config, world: World, stop: StopFlag) -> Life:
     # Damage is refused before anything is written, or below, where the run's on_bad is known.
     dataset = patiently(lambda: open_dataset(config.data, config.on_bad or "quarantine"))
     tokenizer = patiently(dataset.tokenizer)
-    found = newest_state(config, dataset, world, clock)  # all ranks
-    life = Life(*found, dataset, world, stop, clock)
+    if first_world(world):
+        found = newest_state(config, dataset, world, clock)  # all ranks
+        life = Life(*found, dataset, world, stop, clock)
+    else:  # it goes on already
+        life = Life(joined(config, dataset, world), None, None, dataset, world, stop, clock)
     notes = [*dataset.warnings(), *tokenizer.warnings(), *advice(life.config, world.world_size)]
     for warning in notes if world.rank == 0 else ():
         log.warning("%s", warning)

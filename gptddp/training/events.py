@@ -6,8 +6,8 @@ them. Console, /metrics and samples.jsonl are views. To add one, put it beside t
 Recorder.__init__. It is called in the loop and in threads, so it must not wait. The first event may
 be the `end` of the life before.
 
-Before a life's recorder is there, and beside a life, events go straight to the ledger: a branch,
-snapshots that differ, the checkpoint of a late save, and what memory has kept.
+Before a life's recorder is there, events go straight to the ledger: a branch, and what memory has
+kept. So does the checkpoint of a rank 0 that was killed in its save.
 """
 
 import logging
@@ -25,6 +25,7 @@ IN_LEDGER = {  # the kinds that are in the ledger
     "changed": "a setting, or the code, is not that of the life before",
     "branch": "the run goes back to a checkpoint; written before the life begins, by go_back.py",
     "start": "a life begins: from which state, in which world, with which configuration",
+    "world": "it goes on with other ranks: who is lost and how, who has come, and the pause",
     "recovered": "its first step is done: where the seconds since the last one went",
     "checkpoint": "a save has ended: with a name, or with an error",
     "quarantine": "row groups that cannot be read are left out from now on",
@@ -33,7 +34,7 @@ IN_LEDGER = {  # the kinds that are in the ledger
     "slow_end": "it is not any more",
     "stall": "a step does not move: where each rank is",
     "stall_end": "it has moved",
-    "diverged": "ranks differ: no memory of this life may be used",
+    "diverged": "ranks differ",
     "stop": "the life ends in good order",
 }
 OTHERS = {  # the kinds that are not
@@ -46,7 +47,7 @@ OTHERS = {  # the kinds that are not
     "storage": "the storage begins to fail, or works again",
     "waiting": "the last checkpoint takes its time",
     "ended": "all is written: what has come out of the life",
-    "last": "the numbers of the life for the last scrape",
+    "last": "the numbers of the run for the last scrape",
     "closed": "nothing follows",
 }
 

@@ -1,8 +1,8 @@
 """--from-step: the run goes back to a kept checkpoint, and leaves what it has done beyond it.
 
 The ledger has the branch first. Then the checkpoint is committed once more, in the name of the life
-that begins: so it is newer than all others, and than every state in memory, and whatever takes up
-or prunes a state finds it. A life that is killed in between leaves that to the next one.
+that begins: so it is newer than all others, and whatever takes up or prunes a state finds it. A
+life that is killed in between leaves that to the next one.
 """
 
 import logging
@@ -12,19 +12,17 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from gptddp.checkpoint import store
-from gptddp.checkpoint.layout import Staging
 from gptddp.checkpoint.load import load_step
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.distributed.waiting import Tell
-from gptddp.errors import CheckpointError, ConfigError, Unusable
+from gptddp.errors import CheckpointError, ConfigError
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
 from gptddp.run.branches import about, asks_for_another
 from gptddp.run.history import Ledger
 from gptddp.run.summary import Summary
-from gptddp.training.choose import Snapshots
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +33,6 @@ def go_back(
     run_id: str,
     generation: int,
     recorded: Summary,
-    snapshots: Snapshots,
     fence: Callable[[], None],
     tell: Tell,
 ) -> None:
@@ -48,7 +45,7 @@ def go_back(
     is valid; OSError for trouble of the volume that may pass.
     """
     run, new = Path(config.run_dir), asks_for_another(given, recorded.branches)
-    if not new and (not recorded.branches or _has_state(run, run_id, recorded, snapshots)):
+    if not new and (not recorded.branches or _has_state(run, run_id, recorded)):
         return
     step = config.from_step if new else int(recorded.branches[-1]["step"])
     tell(f"looking for a checkpoint of step {step}")
@@ -67,11 +64,10 @@ def go_back(
         ) from error
 
 
-def _has_state(run: Path, run_id: str, recorded: Summary, snapshots: Snapshots) -> bool:
-    """Is there a checkpoint or snapshot of the newest branch?"""
+def _has_state(run: Path, run_id: str, recorded: Summary) -> bool:
+    """Is there a checkpoint of the newest branch?"""
     newest = store.order(patiently(lambda: store.newest(run, run_id, recorded.commits)))
-    generations = [newest[0], *(generation for generation, _, _ in snapshots.values())]
-    return max(generations) >= int(recorded.branches[-1]["generation"])
+    return newest[0] >= int(recorded.branches[-1]["generation"])
 
 
 def _record(config: Config, generation: int, loaded: SavedState, recorded: Summary) -> None:
@@ -98,15 +94,14 @@ def _commit(
         run_id=run_id,
         config=to_saved(config),
         parent=loaded.name,
-        keep=0,  # on a full disk nothing is deleted for it: it may be what is gone back to
+        keep=0,  # nothing is deleted for it: it may be what is gone back to
         fence=fence,
     )
-    writer.read_back = False  # the life that takes it up reads all of it
     began = time.monotonic()
-    writer.wrote = lambda: tell(f"saving {loaded.name} anew, for {time.monotonic() - began:.0f} s")
-    staging = Staging(loaded.tensors)
-    writer.save_bytes(loaded.step, staging.layout, staging.fill(loaded.tensors), loaded.meta)
-    if isinstance(writer.failure, Unusable):
+    writer.submit(loaded.step, loaded.tensors, loaded.meta, anew=True)
+    while not writer.wait(1.0):
+        tell(f"saving {loaded.name} anew, for {time.monotonic() - began:.0f} s")
+    if isinstance(writer.failure, CheckpointError):
         raise CheckpointError(f"{loaded.name} cannot be saved anew: {writer.failure}")
     if writer.failure:
         raise writer.failure

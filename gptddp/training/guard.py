@@ -1,99 +1,92 @@
-"""The end of a life by an error: where it is a lost peer, a hang or a takeover, the state stays."""
+"""The end of a life by an error."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from gptddp.distributed import connect, environment, peers, pulse, storage
-from gptddp.distributed.connect import World
+from gptddp.distributed import environment, storage
+from gptddp.distributed.lost import blame, is_lost_peer
 from gptddp.distributed.report import report
-from gptddp.errors import Diverged, GptddpError, Hung, LostPeer, NonFiniteError, Superseded
+from gptddp.errors import (
+    Diverged,
+    GptddpError,
+    Hung,
+    LifeLost,
+    LostPeer,
+    NonFiniteError,
+    Superseded,
+)
 from gptddp.run import crash_loop
-from gptddp.run.progress import Progress
-from gptddp.training.end import SCRAPE_S, wait_for_scrape
-from gptddp.training.live_state import LiveState
-from gptddp.training.recorder import Recorder
-from gptddp.training.stalls import Stalls
-from gptddp.training.stop import StopFlag
+from gptddp.training.end import wait_for_scrape
+from gptddp.training.parts import LifeParts
 
 
-@dataclass
 class Guard:
     """Around all that a life does; `hung` is for a thread of its own, where the main one hangs."""
 
-    live: LiveState
-    progress: Progress
-    recorder: Recorder | None
-    world: World
-    stop: StopFlag
-    stalls: Stalls
-    restored: bool = False  # before it is, there is no state to leave
-    since: float = 0.0  # monotonic: the end of the last step
+    def __init__(self, life: LifeParts) -> None:
+        self._life = life
+        self.restored = False  # before it is, no hang is counted
+        self.since = 0.0  # monotonic: the end of the last step
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """A lost peer leaves the live state in memory (LostPeer), and so does another job that has
-        taken over the run: it may end before it has saved anything. Ranks that differ leave nothing
+        """A lost peer ends it where no other world follows (LostPeer), and so do ranks that differ
         (Diverged). An error of the trainer's own is counted (CrashLoopError the third time).
         """
+        life = self._life
         self.since = time.monotonic()
         try:
             yield
-        except Superseded as error:
-            self.live.leave_snapshot(str(error))
-            raise
         except NonFiniteError:  # all ranks, in the same step
-            self.stalls.over = True
-            if self.recorder:
+            life.stalls.over = True
+            if life.recorder:
                 self._record_end(
-                    f"loss or gradient not finite {self.progress.skipped} times in a row"
+                    f"loss or gradient not finite {life.progress.skipped} times in a row"
                 )
-            if self.live.origin.config.metrics_port:
+            if life.config.metrics_port:
                 with suppress(RuntimeError):  # a rank that is lost now changes nothing
-                    wait_for_scrape(self.recorder, self.world, self.stop)  # all ranks
+                    wait_for_scrape(life.recorder, life.world, life.stop)  # all ranks
             raise
+        except Superseded as error:
+            if life.world.is_static:
+                raise
+            raise LifeLost(str(error)) from error  # as another member it comes back
         except GptddpError:
             raise
         except Exception as error:
-            pulse.allow(connect.FIRST_TIMEOUT_S)  # what follows may be long: a snapshot of any size
-            if peers.is_lost_peer(error):  # no step is half done: its collectives come before it
-                blame, closed = peers.blame(error, self.world, time.monotonic() - self.since)
-                cause = f"after step {self.progress.step}: {blame}"
-                self.live.leave_snapshot(cause, closed)
-                raise LostPeer(cause) from error
+            if is_lost_peer(error):
+                cause = blame(error, life.world, time.monotonic() - self.since)
+                if life.recorder and self.restored:  # else the ledger has no start of it
+                    self._record_end(cause)
+                raise LostPeer(f"after step {life.step}: {cause}") from error
             if isinstance(error, Diverged):
-                self.live.remove_snapshot()
-                if self.recorder:
+                if life.recorder and self.restored:
                     about = {"ranks": error.ranks, "names": error.names}
-                    self.recorder.events.emit("diverged", step=self.progress.step, **about)
+                    life.recorder.events.emit("diverged", step=life.step, **about)
             elif final := self._count(error):
-                if self.recorder:
-                    self.recorder.last_numbers()
-                    while self.recorder.awaits_scrape and not self.stop.asked:
-                        time.sleep(SCRAPE_S)
                 raise final from error
             raise
         finally:
-            if self.recorder:
-                self.recorder.close()
+            if life.recorder:
+                life.recorder.close()
 
     def _record_end(self, cause: str) -> None:
         """Rank 0 only: say how this life has ended; nobody else could."""
-        assert self.recorder
-        spent = self.live.spent
+        life = self._life
+        assert life.recorder
+        spent = life.spent
         about = {"phases": spent.by_phase(), "since_s": round(spent.since_s, 3), "survived": True}
-        step, at = self.progress.step, time.time()
-        self.recorder.events.emit("end", step=step, cause=cause, at=at, **about)
+        life.recorder.events.emit("end", step=life.step, cause=cause, at=time.time(), **about)
 
     def _count(self, error: Exception) -> GptddpError | None:
         """What ends the job, where too many lives have failed alike."""
-        origin = self.live.origin
-        if not origin.generation:  # an audit's: no life of the run has failed
+        life = self._life
+        if isinstance(error, LifeLost) or not life.generation:  # 0: an audit's
             return None
-        about = {"generation": origin.generation, "rank": self.world.rank}
-        run, step = Path(origin.config.run_dir), self.progress.step + 1
+        about = {"generation": life.generation, "rank": life.world.rank}
+        run, step = Path(life.config.run_dir), life.step + 1
         return crash_loop.final(error, run, step=step, pod=environment.pod(), **about)
 
     def hung(self, where: str) -> int:
@@ -106,7 +99,8 @@ class Guard:
         hung = Hung(f"it {where}, waiting for {reads}" if reads else f"it {where}")
         if not self.restored:
             return hung.exit_code
-        self.live.leave_snapshot(f"rank {self.world.rank} ({environment.pod()}): {hung}")
+        if self._life.recorder:
+            self._record_end(f"rank {self._life.world.rank} ({environment.pod()}): {hung}")
         if reads or not (final := self._count(hung)):
             return hung.exit_code
         report(final)

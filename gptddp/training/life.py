@@ -1,7 +1,8 @@
 """One life of a run, around the loop of `train`: what stands between the lines of its model step.
 
-A life begins from the newest state, and hands its own on to the next: by the storage at its end and
-now and then before, by memory when a peer is lost (guard.py).
+A life begins from the newest state on the storage, or comes into the world of one that goes on. It
+saves its own there, now and then and at its end. What becomes of it as ranks are lost and come is
+in worlds.py.
 """
 
 import math
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from gptddp.budget import BUDGETS, used_up
-from gptddp.checkpoint import snapshot
 from gptddp.checkpoint.load import copy_into
 from gptddp.checkpoint.saved_state import SavedState
 from gptddp.data.dataset import Dataset
@@ -27,28 +27,26 @@ from gptddp.distributed.replicas import CHECK_EVERY, check_replicas
 from gptddp.errors import NonFiniteError, Stopped
 from gptddp.model.evaluate import evaluate
 from gptddp.model.gpt import GPT
+from gptddp.model.sums import Sums
 from gptddp.run import crash_loop
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
-from gptddp.run.progress import Progress
 from gptddp.training import quarantine
 from gptddp.training.agree import Agreed, agree
-from gptddp.training.clock import PhaseClock, RankSeconds
+from gptddp.training.clock import PhaseClock
 from gptddp.training.end import save_last, wait_for_scrape
 from gptddp.training.go_back import way_back
 from gptddp.training.guard import Guard
-from gptddp.training.late_save import LateSave
-from gptddp.training.live_state import LiveState
-from gptddp.training.recorder import Recorder
+from gptddp.training.parts import LifeParts
 from gptddp.training.rows import Rows
 from gptddp.training.samples import sample
-from gptddp.training.stalls import Stalls
 from gptddp.training.stop import StopFlag
+from gptddp.training.worlds import Worlds
 
 _PATIENCE = 8  # so many times as long as a step takes, a silent peer is waited for
 
 
-class Life:
+class Life(LifeParts):
     """A life of the run as the loop sees it. Methods are for all ranks alike.
 
     The live state (tensors and progress) is whole except within `stepping`: only then is there none
@@ -58,98 +56,93 @@ class Life:
     def __init__(
         self,
         origin: Origin,
-        state: SavedState,
+        state: SavedState | None,
         lease: Lease | None,
         dataset: Dataset,
         world: World,
         stop: StopFlag,
         clock: PhaseClock,
     ) -> None:
-        """`lease`: on rank 0 only, and not in an audit."""
-        self.origin, self.config = origin, origin.config  # the run's, every field closed
-        self.world, self.stop, self.clock = world, stop, clock
-        self.progress = Progress.from_meta(state.meta)
-        self.spent = RankSeconds(clock, world, world.device)
-        self.recorder = Recorder(origin, dataset, lease, world, self.spent) if lease else None
-        memory, run_dir = world.memory, origin.config.run_dir
-        path = snapshot.path_of(memory, run_dir) if memory else None
-        self.live = LiveState(path, origin, self.spent)
-        self.live.identity = {"life": world.life, "pods": world.pods}
-        self.late = LateSave(self.live)
-        # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
-        self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
-        self.line: dict[str, Any] = {}  # of the log, of the last finished step
+        """`state`: None on a rank that gets it from others. `lease`: on rank 0 only, and not in an
+        audit.
+        """
+        super().__init__(origin, state.meta if state else {}, lease, dataset, world, stop, clock)
         self._state: SavedState | None = state  # until it is restored
-        self._dataset, self.tokenizer = dataset, dataset.tokenizer()
-        self._rows: Rows  # from `guard` on
-        self._net: GPT  # from `restore` on
-        self._tensors: Mapping[str, Tensor]  # the live ones, likewise
-        self._save_due = False  # on rank 0, by rank 0's own clock
+        self.tokenizer = dataset.tokenizer()
+        self.worlds: Worlds  # from `restore` on
         self._began_step = 0.0  # monotonic
-        self._parts, self._beats = 0, 0  # micro-batches of the step; of the pulse, at its beginning
-        self.stalls = Stalls(world, clock, self.recorder.stalled if self.recorder else None)
-        self._guard = Guard(self.live, self.progress, self.recorder, world, stop, self.stalls)
-        stop.holds = origin.source == "memory"
-        stop.last_words = lambda: self.live.leave_snapshot(stop.cause)
-        stop.unfinished = self._unfinished
+        self._guard = Guard(self)
         stop.hung, stop.silent = self._guard.hung, self.stalls.silent
-        if self.recorder:
-            self.recorder.metrics.state = lambda: clock.state(stop.asked)
-
-    @property
-    def step(self) -> int:
-        """Finished optimizer steps of the run."""
-        return self.progress.step
 
     @property
     def goes_on(self) -> bool:
-        """Is there another step to do?"""
-        return not self.cause
+        """Is there another step to do in this world?"""
+        return not self.cause and not self.worlds.ends
 
     @contextmanager
     def guard(self) -> Iterator[None]:
         """Around all of it: rows are read, and how the life ends is recorded, see guard.py."""
-        self._rows = Rows(self._dataset, self.config, self.world, self.progress.data)
+        data = self.progress.data if self._state else None
+        self.rows = Rows(self.dataset, self.config, self.world, data)
         try:
             with self._guard.around():
                 if not self.step:  # a mistake is told at once; a recovery must not wait for them
-                    _ = self._rows.validation
+                    _ = self.rows.validation
                 yield
         finally:
-            self._rows.close()
+            self.rows.close()
 
-    def restore(self, net: GPT, tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, net: GPT, tensors: Mapping[str, Tensor], sums: Sums) -> None:
         """All ranks: the newest state into these live tensors, by name; then the life has begun.
 
-        Raises CheckpointError where the state is another model's or not the one that was saved,
-        Diverged where ranks differ.
+        Not on a rank that comes later. Raises CheckpointError where the state is another model's or
+        not the one that was saved, Diverged where ranks differ.
         """
         self.clock.enter("restore")
-        state, self._state = self._state, None  # a mapped snapshot would leave no room for the next
-        assert state is not None
+        self.net, self.tensors = net, tensors
+        self.worlds = Worlds(self, sums)
+        state, self._state = self._state, None
+        if state is None:
+            return
         if saved := state.tensors:  # one rank only
             # weights alone begin a run: the optimizer is as it is made
             copy_into(tensors if self.step else {n: tensors[n] for n in saved}, saved)
         if self.step or self.config.init_sha256:
-            self.world.broadcast(tensors.values(), self.origin.holder)  # all ranks
+            self.world.broadcast(tensors.values(), 0)  # all ranks
         fp = check_replicas(tensors, self.step, self.world)  # all ranks
         self.progress.confirm(fp, self.origin.source)
-        self._net, self._tensors, self._guard.restored = net, tensors, True
-        lines = {it["step"]: it for it in state.lines if it["step"] <= self.step}
-        self.live.take_over(lines, state.events)  # rank 0 may be lost before it has them on disk
-        self.live.mark_whole(tensors, self.progress)
-        machines = sorted(set(map(str, self.world.gather(machine(self.world.device)))))  # all ranks
+        self.live.is_whole = True
+        self.machines = sorted(
+            set(map(str, self.world.gather(machine(self.world.device))))
+        )  # all ranks
         if self.recorder:
-            self.recorder.begin(tensors, net.n_params(), self.progress, state, machines)
+            self.recorder.begin(tensors, net.n_params(), self.progress, self.machines)
+        self._begun()  # all ranks
+        chain = f"{self.progress.chain_fp:016x}"  # the log may be another run's
+        known = self.origin.line or {}
+        self.line = known if known.get("chain_fp") == chain else {}
+
+    def _begun(self) -> None:
+        """All ranks: keep how these books begin, as long as it is not on rank 0's disk."""
         pending = self.recorder.ledger.pending if self.recorder else None
         begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
-        self.live.begun(begun, pending)
-        chain = f"{self.progress.chain_fp:016x}"  # the log may be another run's
-        known = filter(None, (self.origin.line, lines.get(self.step)))
-        self.line = next((it for it in known if it.get("chain_fp") == chain), {})
-        self.stop.holds = True
+        self.live.begun(begun, self.step, pending)
+
+    def go_on(self, moved: bool) -> None:
+        """All ranks, which have the same state: what is due before the next step; `moved`: into
+        another world.
+        """
+        self.stop.holds = self._guard.restored = True
         if verdict := environment.verdict():
             crash_loop.forget(verdict.parent)
+        if not moved:
+            return
+        self.rows.move(self.progress.data, self.world.rank, self.world.world_size)
+        self.cause = used_up(self.config, self.step, self.progress.tokens)
+        if self.recorder and self.recorder.last_step < self.step:  # cut off behind the step
+            self.recorder.step(self.line, self.progress, 0.0)
+        elif self.recorder and self.line and self.recorder.line != self.line:  # another had more
+            self.recorder.completed(self.line, "val_loss" in self.line)
 
     # -- a step ------------------------------------------------------------------------------------
 
@@ -158,51 +151,41 @@ class Life:
         self.clock.enter("data_wait")
         pulse.beat(self.step + 1)
         decided = self.origin.quarantine.get(self.step, ())
-        batch = quarantine.next_batch(self._rows.loader, self.config.on_bad, decided)
+        batch = quarantine.next_batch(self.rows.loader, self.config.on_bad, decided)
         redo = self.step < self.origin.step + self.origin.redo
         self.clock.enter("warmup" if self.step == self.origin.step else "redo" if redo else "step")
-        self._began_step, self._beats = time.monotonic(), pulse.beats()
-        rows = self.config.batch // self.config.lanes  # of a slot
-        self._parts = len(batch.tokens) // rows * -(-rows // self.config.micro_batch)
+        self._began_step = time.monotonic()
         return batch
-
-    def _unfinished(self) -> str:
-        """In a thread: the step that a stop waits for; "" where there is none."""
-        if self.clock.phase not in ("warmup", "redo", "step") or environment.ranks().local_rank:
-            return ""
-        took_s, done = time.monotonic() - self._began_step, pulse.beats() - self._beats
-        left_s = (self.stalls.usual_s or took_s * self._parts / max(done, 1)) - took_s
-        more = f"about {left_s:.0f} s more" if left_s > 0 else "which takes longer than usual"
-        return f"finishing step {self.step + 1}, {more}"
 
     def agree(self, batch: Batch) -> Agreed:
         """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
-        self.late.look()
-        self._save_due = self.recorder is not None and self.recorder.saves.is_due
-        save, late = self._save_due or self.late.wants_state, self.late.in_progress
+        self.worlds.take_books()
+        saves = self.recorder.saves if self.recorder else None
+        due = saves is not None and saves.is_due(self.worlds.save_within_s)
         logged = self.recorder.log.durable_step if self.recorder else 0
-        stop, now = self.stop.asked, self.progress
-        agreed = agree(batch, stop, now.train_s, save, late, logged, self.spent, self.world)
+        (asked, late), now = self.worlds.stops(), self.progress
+        said = asked, late, self.worlds.has_news(), due
+        of_0 = (self.recorder.generation if self.recorder else 0), logged, now.train_s
+        agreed = agree(batch, said, of_0, self.spent, self.world)
         self.live.forget(agreed.logged)
+        if agreed.generation > self.generation:  # a new rank 0 has the books
+            self.generation = agreed.generation
+            self._begun()  # all ranks
         now.train_s = agreed.train_s  # whichever rank's state is gone on from, it has what decided
-        budget = used_up(self.config, now.step, now.tokens, now.train_s)
-        self.cause = "stopped" if agreed.stop else budget
-        if not self.cause:  # else rank 0 saves this state, and has the volume to itself
-            self.late.hand_over(agreed.logged)
-        if self.recorder:
-            self.recorder.saves.delegate(agreed.late)
+        self.cause = used_up(self.config, now.step, now.tokens, now.train_s)
+        self.worlds.agreed(agreed.stop, agreed.late, asked, agreed.news)
         return agreed
 
     def quarantine(self, batch: Batch) -> None:
         """All ranks: leave out for good what some rank cannot read; the step is tried again."""
         self.clock.enter("data_wait")
-        decision = quarantine.decide(batch, self._rows.loader, self.progress, self.world)
-        about = {"time": time.time(), "generation": self.origin.generation, "step": self.step}
+        decision = quarantine.decide(batch, self.rows.loader, self.progress, self.world)
+        about = {"time": time.time(), "generation": self.generation, "step": self.step}
         if self.recorder:  # before any rank acts on it
             self.recorder.events.emit("quarantine", **about, **decision)
         # every rank keeps it, as rank 0 may be lost
         self.live.keep_event({"event": "quarantine", **about, **decision}, self.step)
-        self._rows.reopen(self.progress.data)
+        self.rows.reopen(self.progress.data)
 
     @contextmanager
     def stepping(
@@ -216,23 +199,26 @@ class Life:
         """
         self.spent.waited(wait_s)
         finite = all(map(math.isfinite, numbers.values()))
-        self.live.mark_changing()
+        self.live.is_changing = True
         yield finite
         self._guard.since = time.monotonic()
         step_s = self._guard.since - self._began_step
-        data = self._rows.loader.state(agreed.cursors)
+        data = self.rows.loader.state(agreed.cursors)
         self.progress.advance(agreed.targets, agreed.fp, finite, step_s + batch.wait_s, data)
         self.cause = used_up(self.config, self.step, self.progress.tokens)
         self.world.set_timeout(_PATIENCE * self.stalls.stepped(step_s))
         skipped = {} if finite else {"loss": None, "grad_norm": None}
-        self.line = self._make_line(batch, agreed, step_s, {**numbers, **skipped})
+        self.line = self._line_of(batch, agreed, step_s, {**numbers, **skipped})
         self.live.keep(self.line)
-        self.live.mark_whole(self._tensors, self.progress)
+        self.live.is_changing = False
 
-    def _make_line(
+    def _line_of(
         self, batch: Batch, agreed: Agreed, step_s: float, numbers: Mapping[str, float | None]
     ) -> dict[str, Any]:
-        """The line of the log: every rank makes the same one, as rank 0 may be lost."""
+        """Of the log, for the step that is just finished; `step_s`: without the wait for its rows.
+
+        Every rank makes the same one, as rank 0 may be lost.
+        """
         now, spent = self.progress, self.spent
         line: dict[str, Any] = {
             "step": now.step,
@@ -259,17 +245,17 @@ class Life:
         return self.cause in BUDGETS or self.step % self.config.eval_every == 0
 
     def evaluate(self) -> None:
-        """All ranks: evaluate the last step. Where a stop cuts it off, the next life does it."""
+        """All ranks: evaluate the last step. Where a stop cuts it off, who goes on does it."""
         self.clock.enter("eval")
-        c, stop = self.config, self.stop
-        model = self._net, self._rows.validation, self.tokenizer
-        result = evaluate(*model, c, self.world, lambda: stop.asked)  # all ranks
+        c = self.config
+        model = self.net, self.rows.validation, self.tokenizer
+        result = evaluate(*model, c, self.world, lambda: self.worlds.stops()[1])  # all ranks
         if result is None:
-            self.cause = "stopped"
+            self.worlds.meet()  # all ranks
             return
         self.line |= {"val_loss": result.loss, "val_bpb": result.bpb}
         if self.recorder and c.sample_tokens:
-            text = sample(self._net, self.tokenizer, c)
+            text = sample(self.net, self.tokenizer, c)
             self.recorder.events.emit("sample", step=self.step, text=text)
 
     def complete_line(self) -> None:
@@ -284,7 +270,7 @@ class Life:
             return
         if missed:
             self.evaluate()  # all ranks
-        if self.cause == "stopped":
+        if self.cause == "stopped" or self.worlds.ends:
             return
         if unchecked:
             self.check_replicas()  # all ranks
@@ -310,37 +296,36 @@ class Life:
 
     @property
     def is_check_due(self) -> bool:
-        """Is it time to compare the ranks, checkpoint or not?"""
-        return self.cause in BUDGETS or self.step % CHECK_EVERY == 0
+        """Is it time to compare the ranks, checkpoint or not? Soon, where one has just come."""
+        has_come = self.step == self.handed_on + 1
+        return has_come or self.cause in BUDGETS or self.step % CHECK_EVERY == 0
 
     def check_replicas(self) -> None:
         """All ranks: the fingerprint of the state; raise Diverged unless all have the same."""
         self.clock.enter("checkpoint")
-        fp = check_replicas(self._tensors, self.step, self.world)  # all ranks
+        fp = check_replicas(self.tensors, self.step, self.world)  # all ranks
         self.progress.state_fp = fp
         self.line["state_fp"] = f"{fp:016x}"
 
     def save(self) -> None:
-        """Begin to write a checkpoint, here or in a launcher; the loop waits for a copy only."""
+        """Begin to write a checkpoint; the loop waits for a copy only."""
         self.clock.enter("checkpoint")
-        self.late.copy(self.step)
-        if self.recorder and self._save_due:
+        self.worlds.save_soon = False
+        if self.recorder:
             known = self.recorder.of_step(self.progress)
-            self.recorder.saves.save(self._tensors, self.progress, known)
-        elif self.recorder:  # a launcher saves it, when the log is on the disk up to this step
-            self.recorder.log.sync_soon()
-            self.recorder.saves.look_in_ledger()
+            self.recorder.saves.save(self.tensors, self.progress, known)
 
     def end(self) -> None:
         """All ranks wait for the last state to be on disk. Raises Stopped for a stop, OSError."""
         self.check_replicas()  # all ranks
         self.stalls.over = True
+        self.worlds.wait_for_books()  # all ranks
         self.spent.take(self.world.all_reduce(torch.from_numpy(self.spent.mine())).numpy())
-        state = self.live, self.world, lambda: self.stop.asked, self._tensors, self.progress
+        state = self.world, lambda: self.stop.asked, self.tensors, self.progress
         saved = save_last(self.recorder, *state, self.cause)
-        if saved and self.config.metrics_port and self.cause != "stopped":
-            wait_for_scrape(self.recorder, self.world, self.stop, finished=True)  # all ranks
-        self.world.leave_together()  # all ranks
+        with self.worlds.last_words():
+            if saved and self.config.metrics_port and self.cause != "stopped":
+                wait_for_scrape(self.recorder, self.world, self.stop)  # all ranks
+            self.world.leave_together()  # all ranks
         if self.cause == "stopped" or not saved:
             raise Stopped(f"{self.stop.cause} after step {self.step}")
-        self.live.remove_snapshot()

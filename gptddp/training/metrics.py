@@ -38,6 +38,7 @@ _FAMILIES: Sequence[tuple[Any, ...]] = (
     (_Counter, "steps", "Optimizer steps of this process."),
     (_Counter, "tokens", "Tokens trained by this process's world, over all ranks."),
     (_Counter, "nonfinite_steps", "Steps skipped: loss or gradient not finite."),
+    (_Counter, "worlds", "Changes of the world, as ranks were lost or came."),
     (_Counter, "checkpoints", "Checkpoints by result.", ["result"], ("success", "failure")),
     (_Gauge, "quarantined_row_groups", "Row groups skipped as unreadable."),
     (_Gauge, "step", "Last finished step of the run."),
@@ -50,16 +51,15 @@ _FAMILIES: Sequence[tuple[Any, ...]] = (
     (_Gauge, "mfu_ratio", "Of what the devices can compute: the last step."),
     (_Gauge, "world_size", "Ranks in the present world."),
     (_Gauge, "nodes", "Pods in the present world."),
-    (_Gauge, "nodes_min", "Pods that are enough to go on."),
+    (_Gauge, "last_pause_seconds", "Of the steps, at the last change of the world."),
     (_Gauge, "nodes_max", "Pods that the job asks for."),
-    (_Gauge, "incarnation", "Lives of the run so far: its generation."),
+    (_Gauge, "incarnation", "Generation: lives, and rank 0s that took over."),
     (_Gauge, "agent_restarts", "Restarts of workers by rank 0's launcher."),
     (_Gauge, "last_checkpoint_step", "Step of the last durable checkpoint."),
     (_Gauge, "last_checkpoint_timestamp_seconds", "When it was committed, or since when none was."),
     (_Gauge, "checkpoint_every_seconds", "As the run is told to save."),
     (_Gauge, "checkpoint_size_bytes", "Of the last durable checkpoint."),
     (_Gauge, "storage_trouble", "1 while the run directory takes nothing."),
-    (_Gauge, "run_start_timestamp_seconds", "When the run began."),
     (_Gauge, "run_goodput_ratio", "Of all rank-seconds of the run: training."),
     (_Gauge, "run_lost_seconds", "Rank-seconds of the run by owner.", ["cause"], LOSSES),
     (_Gauge, "rank_busy_seconds", "Of ranks, in the last step.", ["stat"], ("min", "mean", "max")),
@@ -67,7 +67,6 @@ _FAMILIES: Sequence[tuple[Any, ...]] = (
     (_Gauge, "straggler_ratio", "Times the median: a rank that is slow.", _NAMES, ()),
     (_Gauge, "stuck_rank", "1: the others wait for it, and a step stalls.", _NAMES, ()),
     (_Gauge, "stall_seconds", "Of a step that does not move, as last told."),
-    (_Gauge, "model_flops_per_token", "Forward and backward."),
     (_Gauge, "peak_memory_bytes", "The most that a rank has held of late.", ["kind"], ()),
     (_Steps, "step_duration_seconds", "Wall time of a step."),
     (_Waits, "data_wait_duration_seconds", "Wait of rank 0 for the rows of a step."),
@@ -84,10 +83,9 @@ _SETS = {
         "nodes": "nodes",
         "incarnation": "generation",
         "agent_restarts": "restarts",
-        "run_start_timestamp_seconds": "run_began",
-        "model_flops_per_token": "flops_per_token",
         "last_checkpoint_timestamp_seconds": "time",  # so that its age is known to be no less
     },
+    "world": {"world_size": "world_size", "nodes": "nodes", "last_pause_seconds": "pause_s"},
     "step": {
         "step": "step",
         "tokens_seen": "tokens",
@@ -110,7 +108,7 @@ class Metrics(Collector):
         """`spent`: the clocks of all ranks; `peak`: FLOP/s of all devices, None if not known."""
         self.registry = registry = prom.CollectorRegistry()
         self.state: Callable[[], str] = lambda: "starting"  # of rank 0, now
-        self._config, self._spent, self._peak = config, spent, peak
+        self._config, self._spent, self.peak = config, spent, peak
         self._tokens = self._flops = 0  # of the run, as of the last step; of a token
         prom.disable_created_metrics()  # type: ignore[no-untyped-call]
         registry.register(self)  # first: no scrape has a gauge that is ahead of a counter
@@ -159,7 +157,7 @@ class Metrics(Collector):
         states = {state: state == now for state in _STATES}
         yield StateSetMetricFamily("gptddp_state", "What rank 0 does now.", states)
         for kind, name, text, *labels in _FAMILIES:
-            if kind is _Gauge and (self._peak or name != "mfu_ratio"):
+            if kind is _Gauge and (self.peak or name != "mfu_ratio"):
                 gauge = GaugeMetricFamily(
                     f"gptddp_{name}", text, labels=labels[0] if labels else ()
                 )
@@ -178,9 +176,8 @@ class Metrics(Collector):
 
     def _on_start(self, event: Event) -> None:
         self._tokens, self._flops = event["tokens"], event["flops_per_token"]
-        least, most = environment.nodes() or (event["nodes"], event["nodes"])
-        every_s = self._config.checkpoint_every
-        self._set(nodes_min=least, nodes_max=most, checkpoint_every_seconds=every_s)
+        _, most = environment.nodes() or (0, event["nodes"])
+        self._set(nodes_max=most, checkpoint_every_seconds=self._config.checkpoint_every)
         self._set(storage_trouble=0)
         self._expect(event["step"], event["tokens"], event["train_s"])
 
@@ -196,8 +193,8 @@ class Metrics(Collector):
         self._expect(line["step"], line["tokens"], event["train_s"])
         made["step_duration_seconds"].observe(event["step_s"])
         made["data_wait_duration_seconds"].observe(line["data_wait_s"])
-        if self._peak:
-            self._set(mfu_ratio=self._flops * line["tok_s"] / self._peak)
+        if self.peak:
+            self._set(mfu_ratio=self._flops * line["tok_s"] / self.peak)
         if line["loss"] is None:
             made["nonfinite_steps"].inc()
         else:
@@ -209,6 +206,9 @@ class Metrics(Collector):
     def _on_completed(self, event: Event) -> None:
         if "val_loss" in event["line"]:
             self._set_each("loss", {"val": event["line"]["val_loss"]})
+
+    def _on_world(self, event: Event) -> None:
+        self._made["worlds"].inc()
 
     def _on_quarantine(self, event: Event) -> None:
         self._gauges["quarantined_row_groups"][()] += len(event["row_groups"])
@@ -254,5 +254,4 @@ class Metrics(Collector):
 
     def _on_last(self, event: Event) -> None:
         self._own(event["owned"])
-        if event["finished"]:
-            self.state = lambda: "finished"
+        self.state = lambda: "finished"

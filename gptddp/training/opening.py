@@ -3,9 +3,8 @@
 import errno
 import logging
 import os
-import stat
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,17 +15,14 @@ from gptddp.checkpoint.saved_state import SavedState
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
-from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import CheckpointError, ConfigError, DataError, Finished
-from gptddp.files import exists, names_in, patiently, read_json
+from gptddp.files import exists, patiently, read_json
 from gptddp.flags import from_saved
 from gptddp.run.directory import (
-    CHECKPOINTS,
     CONFIG,
     DATASET,
-    FAULTS,
     FINISHED,
     LEDGER,
     log_generations,
@@ -35,51 +31,39 @@ from gptddp.run.directory import (
 from gptddp.run.history import highest_generation, history, is_done, last_step, newest_lost_life
 from gptddp.run.lines import Line
 from gptddp.run.origin import Origin
-from gptddp.run.recovery import unsaved_s
 from gptddp.run.summary import Summary, decided
 from gptddp.training import results
 from gptddp.training.changes import resolve
-from gptddp.training.choose import Brought, Snapshots, of_this_run, rank_of_newest, trusted
 from gptddp.training.first_state import check_continued, first_state, with_fields_of_folder
 from gptddp.training.go_back import go_back
 from gptddp.training.quarantine import check
 
 log = logging.getLogger(__name__)
 
-# No checkpoint is written, none is deleted, no error is counted where a file is in their place.
-_FOLDERS = (FAULTS, f"{CHECKPOINTS}/{store.TMP}", f"{CHECKPOINTS}/{store.TRASH}")
-
 
 def open_run(
     config: Config,
     dataset: Dataset,
     world: World,
-    brought: Sequence[Brought],
-    saving: Sequence[str | None],
     fence: Callable[[], None],
     tell: Tell,
 ) -> tuple[Origin, SavedState | None]:
     """Rank 0 only: resolve the configuration, choose the newest valid state, open a new generation.
 
-    That is a checkpoint, the snapshot that one of the ranks has (`brought`, by rank), or what a run
-    begins with. `saving`: the late saves in progress in the pods of this world, by rank. Whatever
-    cannot be read is tried again for a while. Raises ConfigError when the run directory belongs to
+    That is a checkpoint, or what a run begins with. Whatever cannot be read is tried again for a
+    while. Raises ConfigError when the run directory belongs to
     another configuration, DataError when it belongs to other data, CheckpointError when it has
     checkpoints and none is valid; OSError for trouble of the volume that may pass.
     """
     run = Path(config.run_dir)
     recorded, highest, lost = _recorded(config, tell)
-    if recorded.run_id is None and any(brought):
-        log.warning("%s has nothing of the run that memory has: is its volume mounted?", run)
     run_id = recorded.run_id or uuid.uuid4().hex
-    snapshots = of_this_run(brought, run_id)
-    # a life on a full disk has left its traces in memory alone
-    generation = 1 + max([highest, *(it[0] for it in snapshots.values())])
+    generation = 1 + highest
     given, config = config, _configured(config, dataset, world, recorded)
     check_world_size(config, world.world_size)
     patiently(lambda: check_data(run, recorded.dataset, dataset, config.on_bad))
-    go_back(given, config, run_id, generation, recorded, snapshots, fence, tell)
-    loaded, taken = _take_up(config, run_id, recorded, lost, snapshots, saving, world, tell)
+    go_back(given, config, run_id, generation, recorded, fence, tell)
+    loaded, taken = _take_up(config, run_id, recorded, lost, world, tell)
     if taken["source"] == "scratch" and (config.init_from or config.init_sha256):
         loaded, sha256 = patiently(lambda: first_state(config, dataset, tell))
         config = replace(config, init_sha256=sha256)
@@ -119,7 +103,8 @@ def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
     """
     run = Path(config.run_dir)
     tell("reading the ledger")
-    patiently(lambda: _check_places(run))
+    if patiently((run / LEDGER).is_symlink):  # read, and never written: see Lines
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(run / LEDGER))
     recorded = patiently(lambda: run_state.read(run))
     if recorded.left_out:
         what = "; ".join(recorded.left_out)
@@ -171,61 +156,22 @@ def _check_is_new(run: Path, recorded: Summary, from_scratch: bool) -> None:
     log.warning("%s: it begins at step 0 again, as --from-scratch says", what)
 
 
-def _check_places(run: Path) -> None:
-    """Refuse what a life would find only when it writes; at its end it would wait for the disk."""
-    if (run / LEDGER).is_symlink():  # read, and never written: see Lines
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(run / LEDGER))
-    for path in (run / name for name in _FOLDERS):
-        # a file, or a link that leads nowhere
-        if path.name in names_in(path.parent) and not exists(path, stat.S_ISDIR):
-            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-
-
 def _take_up(
-    config: Config,
-    run_id: str,
-    recorded: Summary,
-    lost: int,
-    snapshots: Snapshots,
-    saving: Sequence[str | None],
-    world: World,
-    tell: Tell,
+    config: Config, run_id: str, recorded: Summary, lost: int, world: World, tell: Tell
 ) -> tuple[SavedState | None, dict[str, Any]]:
-    """Rank 0 only: the newest checkpoint, None where a snapshot of this run is newer, or the run
-    begins; and what that is for `Origin`.
+    """Rank 0 only: the newest checkpoint, None where the run begins; and that for `Origin`.
 
     `lost`: the newest life that the ledger lacks, as its end is lost; 0: none.
     Raises CheckpointError and OSError as `known.load` does.
     """
     run = Path(config.run_dir)
     tell("looking for the newest checkpoint")
-    newest = patiently(lambda: store.newest(run, run_id, recorded.commits))
-    snapshots = trusted(snapshots, recorded.void, run, world)
-    rank = rank_of_newest(snapshots, store.order(newest))
-    if rank is None:
-        patiently(lambda: retention.discard_unfinished(run))
-        anew = _given_before(recorded, world) if config.from_scratch else None
-        loaded = known.load(run, run_id, recorded, lost, anew, tell)
-        name = loaded.name if loaded else None
-        about = {"step": loaded.step if loaded else 0, "source": name or "scratch"}
-        return loaded, {**about, "parent": name, "snapshot_rank": None, "late": None}
-    generation, step, _ = snapshots[rank]
-    save = _late_save(config, recorded, saving, store.name_of(step, generation))
-    patiently(lambda: retention.discard_unfinished(run, [save] if save else []))
-    known.warn(run, run_id, recorded, f"memory, step {step}")
-    about = {"step": step, "source": "memory", "parent": newest}
-    return None, {**about, "snapshot_rank": rank, "late": save}
-
-
-def _late_save(
-    config: Config, recorded: Summary, saving: Sequence[str | None], name: str
-) -> str | None:
-    """The late save that is spared: that in progress, or `name`, where a checkpoint is overdue."""
-    save = max(filter(None, saving), key=store.order, default=None)
-    overdue = unsaved_s(recorded) >= config.checkpoint_every
-    if save is None and overdue and environment.verdict():  # else there is no launcher to do it
-        return name
-    return save
+    patiently(lambda: retention.discard_unfinished(run))
+    anew = _given_before(recorded, world) if config.from_scratch else None
+    loaded = known.load(run, run_id, recorded, lost, anew, tell)
+    name = loaded.name if loaded else None
+    about = {"step": loaded.step if loaded else 0, "source": name or "scratch", "parent": name}
+    return loaded, about
 
 
 def _given_before(recorded: Summary, world: World) -> int:
@@ -236,7 +182,7 @@ def _given_before(recorded: Summary, world: World) -> int:
     if (it := recorded.from_scratch) is None:
         return 0
     same_job = it.get("job") == world.job if world.job else world.restarts > 0
-    return int(it["generation"]) if same_job or it.get("life") in world.follows else 0
+    return int(it["generation"]) if same_job else 0
 
 
 def _in_history(run: Path, recorded: Summary, step: int, tell: Tell) -> tuple[int, Line | None]:

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from gptddp import __version__
 from gptddp.checkpoint import run_state
-from gptddp.checkpoint.saved_state import SavedState
 from gptddp.data import inventory, lanes
 from gptddp.data.dataset import Dataset
-from gptddp.distributed import environment, known_lives
+from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import ConfigError
@@ -39,6 +38,7 @@ from gptddp.training.saves import Saves
 from gptddp.training.scrapes import Scrapes
 from gptddp.training.spikes import WINDOW, Spikes
 from gptddp.training.stalls import Stall
+from gptddp.training.stop import StopFlag
 from gptddp.training.stragglers import Stragglers
 
 log = logging.getLogger(__name__)
@@ -48,12 +48,19 @@ class Recorder:
     """Made on rank 0 only. Nothing in it is a collective, and no full disk stops the training."""
 
     def __init__(
-        self, origin: Origin, dataset: Dataset, lease: Lease, world: World, spent: RankSeconds
+        self,
+        origin: Origin,
+        dataset: Dataset,
+        lease: Lease,
+        world: World,
+        spent: RankSeconds,
+        stop: StopFlag,
     ) -> None:
         c = self.config = origin.config
         self._dataset = dataset
         self._copies: threading.Thread | None = None  # after the first step
         self.origin, self.lease, self.world = origin, lease, world
+        self.generation = origin.generation
         self.spent, self.clock = spent, spent.clock
         run = Path(c.run_dir)
         self.ledger = Ledger(run)
@@ -70,17 +77,18 @@ class Recorder:
             precision=str(c.precision),
             model=str(c.preset),
         )
+        self.metrics.state = lambda: self.clock.state(stop.asked)
         self._sums = Summary()  # of the run's events
         records = self._to_ledger, to_log(self.log)
         views = self.metrics, Console(origin), to_samples(run)
         self.events = Events(origin.generation, records, views)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.events)
-        self._line: Mapping[str, Any] = origin.line or {}  # of the last step
+        self.line: Mapping[str, Any] = origin.line or {}  # of the last step
         self._batch_fp: str | None = None  # of it, if this life has done it
         self._last: Last | None = None  # the life before, until this one has done a step
-        slots = (lanes.owned(rank, world.world_size, c.lanes) for rank in range(world.world_size))
-        self._stragglers = Stragglers(world.names, [len(it) for it in slots])
+        self._stragglers = self._of_world()
         self.spikes = Spikes()
+        self._machines: Sequence[str] = ()  # what the ranks compute on
         self._stall: Stall | None = None  # that is told and lasts
         self._ready = 0.0  # unix seconds at which the first step began
         self._stepped_at = time.monotonic()  # when the last step was recorded
@@ -88,6 +96,11 @@ class Recorder:
         if c.metrics_port:
             loopback = world.address if world.address.startswith("127.") else ""
             self._scrapes = Scrapes(self.metrics.registry, c.metrics_port, loopback)
+
+    def _of_world(self) -> Stragglers:
+        ranks, n = self.world.world_size, self.config.lanes
+        slots = [len(lanes.owned(rank, ranks, n)) for rank in range(ranks)]
+        return Stragglers(self.world.names, slots)
 
     def _to_ledger(self, event: Mapping[str, Any]) -> None:
         """A sink: what a later life, a report or an audit goes by; and the sum of it."""
@@ -100,12 +113,13 @@ class Recorder:
         tensors: Mapping[str, Tensor],
         params: int,
         progress: Progress,
-        state: SavedState,
         machines: Sequence[str],
+        lines: Sequence[Mapping[str, Any]] = (),
+        events: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Record how this life begins, before its first step, and how the one before has ended.
 
-        What memory has kept of log and ledger (`state`) is added to them where it is missing.
+        What memory has kept of log and ledger (`lines`, `events`) is added where it is missing.
         """
         origin = self.origin
         run = self.config.run_dir
@@ -114,14 +128,14 @@ class Recorder:
         self._params, self._flops = params, results.flops_per_token(self.config, tensors)
         self._before = progress.tokens, progress.train_s
         self._run_began = recorded.began_time or self.clock.began
-        for event in patiently(lambda: recover(run, self.ledger, state.events)):
+        for event in patiently(lambda: recover(run, self.ledger, events)):
             with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
                 recorded.add(event)
-        self._end_of_last(recorded, state)
+        self._end_of_last(recorded)
         changes.record(recorded, self.config, origin.step, self.events)
         self._start(progress, machines)
         self.saves.begin(tensors, recorded)
-        patiently(lambda: complete(run, self.log, state.lines, origin.step))  # behind the start
+        patiently(lambda: complete(run, self.log, lines, origin.step))  # behind the start
         if step := origin.step:  # earlier lives say what is usual
             for line in patiently(lambda: [*history(run, step - WINDOW, step)]):
                 with suppress(LookupError, TypeError):  # a foreign line
@@ -129,8 +143,10 @@ class Recorder:
         if origin.source not in ("scratch", "memory"):
             read_s = self.clock.seconds["restore"]
             self.events.emit("loaded", step=origin.step, seconds=read_s)
-        if not self.ledger.settle(5.0):  # a late save of an older life looks for the start
+        if not self.ledger.settle(5.0):
             self._check_writable(is_new)
+        if origin.source == "memory":  # the steps have gone on
+            self._last = None
         self._ready = time.time()
 
     def _check_writable(self, is_new: bool) -> None:
@@ -149,8 +165,8 @@ class Recorder:
         log.warning("the run goes on, but its directory cannot be written: %s", trouble)
 
     def _start(self, progress: Progress, machines: Sequence[str]) -> None:
-        """The event of this life, and a warning where it may not have one kind of bits."""
-        origin, world = self.origin, self.world
+        """The event of this life; a warning where it may not have one kind of bits."""
+        origin, world, spent = self.origin, self.world, self.spent
         about: dict[str, Any] = dict(
             step=origin.step,
             source=origin.source,
@@ -158,14 +174,14 @@ class Recorder:
             world_size=world.world_size,
             nodes=world.nodes,
             restarts=world.restarts,
-            goes_on=len(world.follows) > 1,  # a launcher of its has been in a life before
+            goes_on=origin.source == "memory",  # its ranks have been in the life before
             device=world.device.type,
-            seconds=int(self.clock.micros().sum()) / 1e6,
+            seconds=int(spent.own().sum()) / 1e6,
             tokens=progress.tokens,
             train_s=progress.train_s,
             quarantined=len(progress.data.get("quarantined", ())),
             chain_fp=f"{progress.chain_fp:016x}",
-            state_fp=f"{progress.state_fp:016x}",
+            **({} if (fp := progress.state_fp) is None else {"state_fp": f"{fp:016x}"}),
             params=self._params,
             flops_per_token=self._flops,
             machines=machines,
@@ -179,43 +195,48 @@ class Recorder:
         if self.config.from_scratch:  # it counts for this start, see opening.py
             about["from_scratch"] = {"job": world.job, "life": world.life}
         self.events.emit("start", **about, sums=self._sums.sums())
-        if len(machines) > 1 and self.config.reduce == "exact":
+        self._warn_of(machines)
+
+    def _warn_of(self, machines: Sequence[str]) -> None:
+        """Once for each set of them."""
+        is_new, self._machines = machines != self._machines, machines
+        if is_new and len(machines) > 1 and self.config.reduce == "exact":
             log.warning(
                 "the ranks compute on different machines (%s): which of them has a lane decides "
                 "the last bits; use nodes of one kind for the same bits as an undisturbed run",
                 "; ".join(machines),
             )
 
-    def _end_of_last(self, recorded: Summary, state: SavedState) -> None:
+    def _end_of_last(self, recorded: Summary) -> None:
         """Record the end of a life that could not do so itself."""
         run = Path(self.config.run_dir)
-        lines = [*filter(None, [patiently(lambda: newest_line(run))]), *state.lines]
-        # by time: a life that does steps again has not come as far as the one before it
-        newest = max(lines, key=lambda line: line["time"], default=None)
-        fault = self._with_name(state.fault)
-        last = self._last = patiently(lambda: last_life(recorded, newest, fault, run))
+        newest = patiently(lambda: newest_line(run))
+        last = self._last = patiently(lambda: last_life(recorded, newest, run))
         if last and last.cause:
-            at = last.failed_time or last.step_time
             cause = crash_loop.first(run, last.generation) or last.cause
-            about = {"generation": last.generation, "step": last.step, "cause": cause, "at": at}
+            about = {"generation": last.generation, "step": last.step, "cause": cause}
+            about["at"] = last.step_time
             self.events.emit("end", **about, **last.spent)
 
-    def _with_name(self, fault: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Its cause with the rank that was lost, where a survivor knew of a connection only."""
-        with suppress(LookupError, TypeError, ValueError):  # a snapshot may have anything
-            if not fault or not (closed := fault["closed"]):
-                return fault
-            if who := known_lives.lost(fault["life"], fault["pods"], self.world.came):
-                after = str(fault["cause"]).partition(": ")[0]  # after step N
-                return {**fault, "cause": f"{after}: lost: {who}; noticed in {closed}"}
-        return fault
+    def moved(self, event: Mapping[str, Any]) -> None:
+        """The life goes on in another world, as that event says."""
+        self._stragglers = self._of_world()
+        self._warn_of(event["machines"])
+        self.metrics.peak = self._peak and self._peak * self.world.world_size
+        about = {name: it for name, it in event.items() if name != "event"}
+        self.events.emit("world", **about)
 
     # -- a step ------------------------------------------------------------------------------------
+
+    @property
+    def last_step(self) -> int:
+        """The last one that is recorded."""
+        return int(self.line.get("step", self.origin.step))
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """One finished step, and what it shows."""
         emit, step, spent = self.events.emit, line["step"], self.spent
-        self._line, self._batch_fp = line, line["batch_fp"]
+        self.line, self._batch_fp = line, line["batch_fp"]
         owned = None
         if "phases" in line or step % self.config.log_every == 0:  # it will be said
             self._sums.owners.phases = line.get("phases") or spent.by_phase()
@@ -261,7 +282,7 @@ class Recorder:
 
     def completed(self, line: dict[str, Any], evaluated: bool) -> None:
         """The last step has what its line lacked; `evaluated`: that was the losses."""
-        self._line = line
+        self.line = line
         self.events.emit("completed", line=line, evaluated=evaluated)
 
     def of_step(self, progress: Progress) -> dict[str, Any]:
@@ -291,11 +312,11 @@ class Recorder:
         """By the keys of results.py; the MFU is that of this life, as is its world."""
         tokens, train_s = self._before
         done = progress.tokens - tokens, progress.train_s - train_s
-        ended = time.time() if done[0] else self._line.get("time", time.time())
+        ended = time.time() if done[0] else self.line.get("time", time.time())
         mfu = results.mfu(self._flops, *done, self.world.world_size, self._peak)
         on_gpu = self.world.device.type == "cuda"
         return {
-            "val_bpb": self._line.get("val_bpb"),
+            "val_bpb": self.line.get("val_bpb"),
             "training_seconds": progress.train_s,
             "total_seconds": ended - self._run_began,
             "peak_vram_mb": self.spent.memory.most / 2**20 if on_gpu else 0.0,
@@ -306,10 +327,10 @@ class Recorder:
             "depth": self.config.n_layer,
         }
 
-    def last_numbers(self, finished: bool = False) -> None:
-        """Bring the metrics up to the end of this life, or of the run, for a last scrape."""
-        self.spent.micros[0] = self.clock.micros()  # with the last save
-        self.events.emit("last", owned=self._sums.owners.so_far(), finished=finished)
+    def last_numbers(self) -> None:
+        """Bring the metrics up to the end of the run, for a last scrape."""
+        self.spent.micros[0] = self.spent.own()  # with the last save
+        self.events.emit("last", owned=self._sums.owners.so_far())
         if self._scrapes:
             self._scrapes.expect_last()
 

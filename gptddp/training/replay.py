@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -14,18 +14,19 @@ from gptddp.data.loader import Batch
 from gptddp.distributed.connect import World
 from gptddp.errors import AuditError
 from gptddp.model.gpt import GPT
+from gptddp.model.sums import Sums
 from gptddp.run.directory import LEDGER
 from gptddp.run.lines import as_json
 from gptddp.run.origin import Origin
 from gptddp.training.agree import Agreed
 from gptddp.training.clock import PhaseClock
 from gptddp.training.life import Life
+from gptddp.training.parts import DUE
 from gptddp.training.stop import StopFlag
 
 # What a line says of a step that follows from the state before it, causes first. Not its times and
 # speeds, and not how many ranks there were.
 FIELDS = ("batch_fp", "chain_fp", "tokens", "lr", "loss", "grad_norm")
-DUE = ("val_loss", "val_bpb", "state_fp")  # of some steps
 
 
 class Difference(Exception):
@@ -58,7 +59,7 @@ class Replay(Life):
     def __init__(
         self, span: Span, dataset: Dataset, world: World, stop: StopFlag, run_id: str
     ) -> None:
-        begin, world = span.begin, replace(world, memory=None)
+        begin = span.begin
         origin = Origin(
             config=span.config,
             generation=0,
@@ -93,7 +94,7 @@ class Replay(Life):
     def quarantine(self, batch: Batch) -> None:
         """As the run has decided; what is damaged here alone tells nothing of the run."""
         if batch.bad not in self.origin.quarantine.get(self.step, ()):
-            group = self._rows.loader.groups[batch.bad]
+            group = self.rows.loader.groups[batch.bad]
             raise AuditError(
                 f"{group.path}, row group {group.index}, cannot be read here, and the run has read "
                 f"it for step {self.step + 1}: put the file back, or give --data with a whole copy"
@@ -143,16 +144,17 @@ class Replay(Life):
 
     def end(self) -> None:
         """There is nothing to save."""
+        self.worlds.is_over = True
 
-    def restore(self, net: GPT, tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, net: GPT, tensors: Mapping[str, Tensor], sums: Sums) -> None:
         """The state that the span begins with into these tensors; it is not held any longer."""
-        super().restore(net, tensors)
+        super().restore(net, tensors, sums)
         self._span.begin.tensors = {}
         self.wrong = unlike(self.step, self._prints, self.progress.to_meta(), LEDGER)
 
     def state(self) -> SavedState:
         """The live state, after the last step that was recomputed."""
-        return SavedState("the log", self.step, self._tensors, self.progress.to_meta())
+        return SavedState("the log", self.step, self.tensors, self.progress.to_meta())
 
 
 def unlike(

@@ -15,18 +15,23 @@ from gptddp.distributed.connect import World
 
 
 class Rows:
-    """The loader of this rank's training rows, which can be opened anew, and those of validation.
+    """The loader of this rank's training rows, which can go on elsewhere, and those of validation.
 
     `data` is the loader's state (see `Loader.state`); {} for the beginning of a run. The loader's
-    threads read and pack from now on, while the model is built. Raises what `Loader` raises.
+    threads read and pack from now on, while the model is built; None: from `move` on. Raises what
+    `Loader` raises.
     """
 
+    loader: Loader
+
     def __init__(
-        self, dataset: Dataset, config: Config, world: World, data: Mapping[str, Any]
+        self, dataset: Dataset, config: Config, world: World, data: Mapping[str, Any] | None
     ) -> None:
         self._dataset, self._config, self._world = dataset, config, world
         self._cache = open_cache(config.cache_dir)
-        self.loader = self._open(data)
+        self._is_open = data is not None
+        if data is not None:
+            self.loader = self._open(data)
 
     def _open(self, data: Mapping[str, Any]) -> Loader:
         c = self._config
@@ -46,8 +51,15 @@ class Rows:
 
     def reopen(self, data: Mapping[str, Any]) -> None:
         """Go on from another state, as after a decision to leave row groups out."""
-        self.loader.close()
-        self.loader = self._open(data)
+        self.close()
+        self.loader, self._is_open = self._open(data), True
+
+    def move(self, data: Mapping[str, Any], rank: int, world_size: int) -> None:
+        """Go on from a state in another world; what is packed for lanes of both is kept."""
+        if not self._is_open or list(data.get("quarantined", ())) != self.loader.quarantined:
+            self.reopen(data)
+        else:
+            self.loader.move(rank, world_size, data or None)
 
     @cached_property
     def validation(self) -> tuple[np.ndarray, np.ndarray]:
@@ -57,4 +69,5 @@ class Rows:
 
     def close(self) -> None:
         """End the loader's threads."""
-        self.loader.close()
+        if self._is_open:
+            self.loader.close()

@@ -1,27 +1,24 @@
 """A step that does not move: where each rank is, while it lasts.
 
 Every rank's pulse is listened to by a thread of its own (distributed/pulse.py). Where a rank has
-not come further for much longer than its steps take, that thread leaves in rank 0's store where the
-main thread is, and rank 0's reads what all have left. A rank that has left nothing is stopped, or
-cut off, or holds the GIL. It costs the loop nothing, and no collective is needed for it.
+not come further for much longer than its steps take, that thread posts where the main thread is,
+and rank 0's reads what all have posted. A rank that has posted nothing is stopped, or cut off, or
+holds the GIL. It costs the loop nothing, and no collective is needed for it.
 """
 
 import contextlib
-import json
 import statistics
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as td
 
-from gptddp.distributed import pulse, torch_private
+from gptddp.distributed import pulse
 from gptddp.distributed.connect import World
-from gptddp.distributed.peers import of_trainer
 from gptddp.errors import visible
 from gptddp.training.clock import PhaseClock
 
@@ -30,7 +27,6 @@ LEAST_S, MARGIN_S = 10.0, 30.0  # without progress: a stall; later than a step t
 FIRST_S = 45.0  # the same, before the first step is done
 AGAIN_S = 20.0  # between two reports of one stall
 GATHER_S = 2.0  # for the other ranks to notice as well
-_STORE_S = 5.0  # for an answer of the store
 _IDLE = 0.05  # of a CPU: a process on CPUs that uses less waits in its backward pass
 _SHOWN = 8  # ranks that are named
 
@@ -58,7 +54,6 @@ class Stalls:
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._next_s = 0.0  # without progress, at which the stall is reported again
         self._cpu = 0.0, 0.0  # monotonic, and CPU seconds of this process then
-        self._store: Any = None
         self._thread: threading.Thread | None = None
         pulse.expect(FIRST_S)
 
@@ -99,34 +94,27 @@ class Stalls:
             self._report(described(step, seconds, found, world.names))
 
     def _exchange(self, step: int, mine: Mapping[str, Any]) -> dict[int, Any]:
-        """Leave where this rank is; on rank 0 where the others are, as far as they have left it."""
-        if self._store is None:  # a connection of its own: the loop may wait on the other
-            self._store = torch_private.default_store().clone()
-            self._store.set_timeout(timedelta(seconds=_STORE_S))
-        self._store.set(f"where {step} {self._world.rank}", json.dumps(mine))
+        """Post where this rank is; on rank 0 where the others are, as far as they have posted."""
+        self._world.post("where", [step, mine])
         if self._report is None:
             return {}
         time.sleep(GATHER_S)
-        others = [rank for rank in range(self._world.world_size) if rank != self._world.rank]
-        return {
-            rank: json.loads(self._store.get(key))
-            for rank in others
-            if self._store.check([key := f"where {step} {rank}"])
-        }
+        posted = {it: v for it, v in self._world.posted("where").items() if isinstance(v, list)}
+        return {rank: its for rank, (of_step, its) in posted.items() if of_step == step}
 
 
 def here(phase: str, idle: bool) -> dict[str, Any]:
     """Where the main thread is; `idle`: its process has used no CPU of late."""
     frames = pulse.main_frames()
-    at = of_trainer(frames)
+    at = pulse.of_trainer(frames)
     inner = frames[0] if frames else None
-    collective = any(it.filename.endswith("distributed_c10d.py") for it in frames)
+    waits = pulse.in_collective(frames)
     backward = inner is not None and "backward" in inner.name  # DDP's all-reduce is in it
     shown = [it for it in (inner, at) if it is not None]
-    if collective or backward or inner is at:
+    if waits or inner is at:
         shown = shown[1:]
     place = ", called by ".join(dict.fromkeys(map(pulse.place, shown)))
-    return {"phase": phase, "waits": collective or (backward and idle), "at": place}
+    return {"phase": phase, "waits": waits and (idle or not backward), "at": place}
 
 
 def described(step: int, seconds: float, found: Mapping[int, Any], names: Sequence[str]) -> Stall:

@@ -3,7 +3,6 @@
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable
 
 from gptddp.distributed import environment
@@ -11,8 +10,6 @@ from gptddp.distributed.environment import is_launched
 from gptddp.distributed.watchdog import Watchdog
 from gptddp.errors import LifeLost
 from gptddp.grace import WORKER_S, limit_s
-
-_SOON_S = 0.5  # after a signal; what is not over by then is said
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +30,6 @@ class StopFlag(Watchdog):
         self.silent: Callable[[float], None] = lambda seconds: None
         grace_s = environment.grace_s()
         self.limit_s = None if grace_s is None else limit_s(grace_s, WORKER_S)
-        self.unfinished: Callable[[], str] = lambda: ""  # what the end waits for. The life sets it
         again = [signal.SIGINT] if grace_s is not None else [signal.SIGINT, signal.SIGTERM]
         # torchrun passes on what the terminal has sent to all of its processes.
         super().__init__(self._over, self._tell, () if is_launched() else again)
@@ -42,14 +38,11 @@ class StopFlag(Watchdog):
         return not self.holds or (self.limit_s is not None and waited_s > self.limit_s)
 
     def _tell(self) -> None:
-        """Have a thread of its own say what the end waits for: a pipe that is full may block it."""
-        threading.Thread(target=self._tell_soon, name="stop", daemon=True).start()
-
-    def _tell_soon(self) -> None:
-        time.sleep(_SOON_S)
-        if what := self.unfinished():
-            again = "; a second one ends it at once" if self.number in self.hurried else ""
-            log.warning("%s: %s%s", signal.Signals(self.number).name, what, again)
+        """Say how to end at once, in a thread of its own: a pipe that is full may block it."""
+        if self.holds and self.number in self.hurried:
+            name = signal.Signals(self.number).name
+            text = f"{name}: it ends after this step; a second one ends it at once"
+            threading.Thread(target=log.warning, args=(text,), name="stop", daemon=True).start()
 
     @property
     def asked(self) -> bool:

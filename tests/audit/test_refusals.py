@@ -84,6 +84,15 @@ def test_a_ledger_that_lacks_a_life(forged):
     assert code == 2 and "ledger.jsonl does not say what life 2 was computed with" in text
 
 
+def test_a_rank_of_another_kind_that_has_come_later(forged):
+    """The start of the life does not know of it."""
+    it = {"event": "world", "time": 1.0, "generation": 1, "step": 3, "machines": ["another kind"]}
+    with open(forged / LEDGER, "a") as ledger:
+        ledger.write(json.dumps(it) + "\n")
+    code, text = audit(forged)
+    assert code == 2 and "life 1 of" in text and "was computed on another kind" in text
+
+
 def test_a_decision_to_leave_out_what_the_data_do_not_have(forged):
     """As at a start: it is refused."""
     it = {"event": "quarantine", "time": 1.0, "generation": 1, "step": 3, "row_groups": [9999]}

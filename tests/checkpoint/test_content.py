@@ -1,19 +1,15 @@
-"""A manifest or a snapshot that is whole, and says what this version cannot use.
+"""A manifest that is whole, and says what this version cannot use.
 
 Its hash is right, as another version or a hand has made it: the field is named, and the state
 before it is used.
 """
 
 import copy
-import shutil
-from pathlib import Path
 from typing import Any
 
-import xxhash
-from support.checkpoints import meta, save, weights
-from support.trainer_patches import lose_a_peer
+from support.checkpoints import meta, save
 
-from gptddp.checkpoint import retention, snapshot, store
+from gptddp.checkpoint import retention, store
 from gptddp.checkpoint.load import load_newest
 from gptddp.run.history import read_ledger
 
@@ -39,11 +35,6 @@ MANIFEST = [
     *[("shards.0.chunk_bytes", it) for it in (GONE, "x", 0)],
     *[("shards.0.xxh3_128", it) for it in (GONE, [], ["0" * 32] * 2)],
     *[("meta.step", 1), ("tensors", None), ("time", None), ("generation", 9)],
-]
-SNAPSHOT = [
-    *[(it, GONE) for it in ("run_id", "generation", "meta", "lines", "events", "fault")],
-    *[(it, 3) for it in ("run_id", "meta", "lines", "events", "fault", "fault.cause", "lines.0")],
-    *[("lines.0.time", "x"), ("events.0.event", 3)],
 ]
 
 
@@ -80,53 +71,14 @@ def test_a_manifest_that_cannot_be_used_is_passed_over_by_name(tmp_path, caplog)
             assert not retention.verify(path, full=False, run_id="mine").ok, (where, wrong)
 
 
-# -- in memory -------------------------------------------------------------------------------------
-
-HEAD: dict[str, Any] = {
-    "run_id": "mine",
-    "generation": 1,
-    "meta": meta(5),
-    "lines": [{"step": 5, "time": 1.5, "loss": 2.0}],
-    "events": [{"event": "start", "generation": 1, "time": 1.5}],
-    "fault": {"cause": "a peer is lost", "time": 1.5},
-}
-
-
-def rewrite(path: Path, where: str, wrong: Any) -> None:
-    """A snapshot whose description says something else, with its own hash."""
-    raw = path.read_bytes()
-    magic, size, digest, _ = snapshot._FOOTER.unpack(raw[-snapshot._FOOTER.size :])
-    end = len(raw) - snapshot._FOOTER.size
-    head = changed(snapshot.parse_json(raw[end - size : end]), where, wrong)
-    text = snapshot.json.dumps(head).encode()
-    footer = snapshot._FOOTER.pack(magic, len(text), digest, xxhash.xxh3_64_intdigest(text))
-    path.write_bytes(raw[: end - size] + text + footer)
-
-
-def test_a_snapshot_that_cannot_be_used_counts_as_absent(tmp_path, caplog):
-    """Whichever field: a warning has it, and nothing is raised, in this life or in the next."""
-    first, path = tmp_path / "first", tmp_path / "left"
-    assert snapshot.write(first, {"weights": weights(5, 400)}, **HEAD)
-    assert snapshot.usable(first).step == 5
-    for where, wrong in META + TENSORS + SNAPSHOT:
-        shutil.copy(first, path)
-        rewrite(path, where, wrong)
-        caplog.clear()
-        assert snapshot.usable(path) is None, (where, wrong)
-        assert "is not used: " in caplog.text, (where, wrong)
-
-
 def test_a_run_goes_on_where_its_newest_states_cannot_be_used(run, tmp_path, caplog):
-    """From the newest that can be, with the fields of both: the snapshot's and the checkpoint's."""
+    """From the newest that can be, with the field of the one that cannot."""
     for steps in ("2", "3"):
         assert run("--steps", steps) == 0
     path = tmp_path / "run/checkpoints/step-000000000003.2"
     manifest = store.unsealed(path)
-    lose_a_peer(run, "--steps", "9", at=2)
     (path / store.MANIFEST).write_bytes(store._seal(changed(manifest, "meta.tokens", "x")))
-    rewrite(snapshot.path_of(tmp_path / "memory", tmp_path / "run"), "generation", "x")
     assert run("--steps", "4") == 0
     assert "meta.tokens is 'x': it must be int" in caplog.text
-    assert "generation is 'x': it must be int" in caplog.text
     starts = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"]
     assert starts[-1]["source"] == "step-000000000002.1" and path.exists()

@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.checkpoints import meta, save
-from support.trainer_patches import lose_a_peer
 
-from gptddp.checkpoint import known, retention, run_state, snapshot, store
-from gptddp.checkpoint.writer import Writer
+from gptddp.checkpoint import known, retention, run_state, store
 from gptddp.cli import cli
-from gptddp.flags import from_args
-from gptddp.launch.rescue import rescue
 from gptddp.run.history import read_ledger
 
 MINE, OTHERS, LATER = (f"step-000000000{name}" for name in ("002.1", "003.1", "003.9"))
@@ -101,29 +97,6 @@ def test_the_newest_commit_in_whose_place_another_lies_is_missed(run, mine, othe
     assert sources(mine)[-1] == MINE
 
 
-def test_memory_goes_before_a_checkpoint_of_another_run(run, tmp_path, others, caplog):
-    """A newer name does not make a snapshot of this run old: neither for a life nor for a pod that
-    is stopped. In the place of what it saves another's is set aside, and not lost."""
-    (tmp_path / "pod").mkdir()
-    mine = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GPTDDP_VERDICT", str(tmp_path / "pod/verdict.json"))
-        lose_a_peer(run, "--steps", "9", at=3)  # after step 2
-        put(others, mine)
-        shutil.copytree(mine / "checkpoints" / OTHERS, mine / "checkpoints" / LATER)
-        rewrite(mine / "checkpoints" / LATER, generation=9)
-        shutil.copytree(mine, kept := tmp_path / "kept")
-        shutil.copytree(mine / "checkpoints" / OTHERS, mine / "checkpoints" / MINE)
-        rewrite(mine / "checkpoints" / MINE, step=2)
-        assert rescue(from_args(["--run-dir", str(mine)]), tmp_path / "memory") == MINE
-    assert f"{MINE} is another run's: it is set aside" in caplog.text
-    assert store.names(mine) == [LATER, OTHERS, f"{MINE}.bad.1", MINE]
-    assert store.newest(mine, run_state.read(mine).run_id) == MINE
-    shutil.rmtree(mine)
-    shutil.move(kept, mine)
-    assert run("--steps", "4") == 0 and sources(mine) == ["scratch", "memory"]
-
-
 def test_a_run_of_which_only_its_checkpoints_are_left_goes_on(run, mine, tmp_path):
     """They say its id and its configuration."""
     wanted = run_state.read(mine)
@@ -162,24 +135,3 @@ def test_what_cannot_be_read_just_now_is_not_deleted(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert retention.prune(tmp_path, 1, run_id="mine") == ["step-000000000001.1"]
     assert path.exists() and os.listdir(path)
-
-
-def test_a_snapshot_of_another_run_becomes_no_checkpoint(run, mine, tmp_path):
-    """What a save carries is the id of the run that has left the state."""
-    (tmp_path / "pod").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GPTDDP_VERDICT", str(tmp_path / "pod/verdict.json"))
-        lose_a_peer(run, "--steps", "9", at=2)
-        path = snapshot.path_of(tmp_path / "memory", mine)
-        found = snapshot.read(path)
-        path.unlink()
-        head = {it: getattr(found, it) for it in ("generation", "meta", "lines", "events", "fault")}
-        assert snapshot.write(path, found.tensors, run_id="another", **head)
-        config = from_args(["--run-dir", str(mine)])
-        assert rescue(config, tmp_path / "memory") is None
-        path.unlink()
-        assert snapshot.write(path, found.tensors, run_id=found.run_id, **head)
-        name = rescue(config, tmp_path / "memory")
-    assert name == "step-000000000003.2"
-    assert store.unsealed(mine / "checkpoints" / name)["run_id"] == found.run_id
-    assert Writer(mine, 3).run_id is None

@@ -8,7 +8,7 @@ from support.waiting import until
 
 from gptddp import __version__
 
-STEPS = 40
+STEPS = 300
 NSLOOKUP = f"""FROM gptddp:{__version__}
 USER 0
 RUN printf '#!/bin/sh\\nexec getent hosts "$1"\\n' >/usr/local/bin/nslookup \\
@@ -34,18 +34,16 @@ def master(prepared, load_image) -> Iterator[Job]:
 def manifest():
     """As the operator's own examples are written, but for the volumes."""
     claims = [{"name": n, "persistentVolumeClaim": {"claimName": n}} for n in ("data", "runs")]
-    memory = {"name": "memory", "emptyDir": {"medium": "Memory"}}
     mounts = [{"name": n, "mountPath": f"/{n}"} for n in ("data", "runs")]
     flags = ["--data", "/data/corpus", "--run-dir", "/runs/theirs", f"--steps={STEPS}", *TINY]
     container = {
         "name": "pytorch",
         "image": f"gptddp:{__version__}",
         "args": flags,
-        "env": [{"name": "GPTDDP_MEMORY", "value": "/dev/shm"}],
         "resources": {"requests": {"cpu": "400m", "memory": "600Mi"}},
-        "volumeMounts": [*mounts, {"name": "memory", "mountPath": "/dev/shm"}],
+        "volumeMounts": mounts,
     }
-    pod = {"containers": [container], "volumes": [*claims, memory]}
+    pod = {"containers": [container], "volumes": claims}
     roles = {"Master": 1, "Worker": 2}
     return {
         "apiVersion": "kubeflow.org/v1",
@@ -66,14 +64,13 @@ def manifest():
 
 
 def test_a_job_with_a_master_survives_a_lost_worker_and_a_lost_master(master):
-    """Every step is done by all three pods, once in the history, and the job succeeds."""
+    """Every step once in the history; the others go on meanwhile, and the job succeeds."""
     master.reach(0, world_size=3, timeout_s=240)
     for pod in ("theirs-worker-1", "theirs-master-0"):
         lost = ("delete", "pod", pod, "--force", "--grace-period=0")
-        master.recover(lambda lost=lost: master.namespace.kubectl(*lost), 3, timeout_s=180)
+        found = master.recover(lambda lost=lost: master.namespace.kubectl(*lost), 3, timeout_s=180)
+        assert found.lost == {pod}
     until(lambda: master.condition("Succeeded"), "its success", 180, poll_s=1)
     lines = master.lines()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    assert {line["world_size"] for line in lines} == {3}
-    begun = [life[0]["step"] for life in master.lives().values()]
-    assert len(begun) == 3 and begun == sorted(set(begun))  # none has begun from nothing again
+    assert {line["world_size"] for line in lines} <= {2, 3}

@@ -1,25 +1,21 @@
 """A process that hangs where no collective would notice: alone, and as its launcher sees it."""
 
-import errno
+import multiprocessing
 import os
-import pathlib
 import pty
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
-import types
 
 import pytest
 from support.waiting import until
 
 from gptddp.distributed import connect, pulse
-from gptddp.launch import hung
-from gptddp.launch.agent import Workers
-from gptddp.launch.hung import Pulses
+from gptddp.launch import worker as launch_worker
+from gptddp.launch.worker import Worker
 
 SETUP = """
 import atexit, itertools, os, sys, time
@@ -124,61 +120,49 @@ def test_at_a_terminal_it_is_only_said(process):
 @pytest.fixture
 def impatient(monkeypatch):
     """The launcher's side: as quick as the processes of these tests."""
-    monkeypatch.setattr(hung, "LATER_S", 0.3)
+    monkeypatch.setattr(launch_worker, "LATER_S", 0.3)
     monkeypatch.setattr(pulse, "POLL_S", 0.05)
 
 
+@pytest.fixture
+def watched(impatient, monkeypatch, tmp_path):
+    """watched(process): its launcher's Worker, what that has said, and what it has counted."""
+
+    def begin(process):
+        monkeypatch.setattr(multiprocessing, "active_children", lambda: [process])
+        said, counted = [], []
+        it = Worker(tmp_path, 0, lambda: "rank 3", said.append, lambda *how: counted.append(how))
+        return it, said, counted
+
+    return begin
+
+
 @pytest.mark.parametrize("how", ["sum(itertools.repeat(0))", "os.kill(os.getpid(), 19)"])
-def test_the_launcher_kills_what_stops_every_thread(process, tmp_path, impatient, how):
+def test_the_launcher_kills_what_stops_every_thread(process, watched, how):
     """A call that holds the GIL, and a stopped process: once, after the limit, and it says where.
-    The first is its own error, with rank and step; a stop comes from outside, and is not counted.
+    The first is its own error, with its step; a stop comes from outside, and is not counted.
     """
-    said, counted = [], []
-    rendezvous = types.SimpleNamespace(say=said.append)
-    workers = Workers(rendezvous, tmp_path / "verdict.json", None, lambda *it: counted.append(it))
     it = process("beats(0.1)", how)
+    worker, said, counted = watched(it)
     assert it.stdout.readline() == b"here\n"
     begin = time.monotonic()
-    until(lambda: workers.end_hanging([it.pid], first_rank=3) or it.poll())
+    until(lambda: worker.look() or it.poll())
     assert it.returncode == -signal.SIGKILL and time.monotonic() - begin >= LIMIT_S
     stopped = "19" in how
-    what = "rank 0 is stopped (SIGSTOP)" if stopped else "rank 0 hangs in <module> (<string>:"
-    assert len(said) == 1 and said[0].startswith("no progress for ") and what in said[0]
-    assert [(rank, step) for rank, _, step in counted] == ([] if stopped else [(3, 7)])
-    assert stopped or re.fullmatch(r"it hangs in <module> \(<string>:\d+\)", counted[0][1])
+    what = "rank 3 is stopped (SIGSTOP)" if stopped else "rank 3 hangs in <module> (<string>:"
+    (line,) = said
+    assert line.startswith("no progress for ") and what in line and line.endswith(": it is killed")
+    assert [step for _, step in counted] == ([] if stopped else [7])
+    assert stopped or re.fullmatch(r"it hangs in <module> \(<string>:\d+\)", counted[0][0])
 
 
-def test_a_stopped_worker_is_told_once_when_its_next_beat_is_late(spawn, tmp_path):
-    """With its step; not before it is late, not twice, and not where it is not stopped."""
-    worker = spawn([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    told: list[tuple[int, int]] = []
-    pulses = Pulses(tmp_path, lambda rank, step, seconds: told.append((rank, step)))
-
-    def listen(beats: float, seconds: float) -> None:
-        cells = struct.pack("5d", worker.pid, beats, 600.0, 7.0, 0.6)
-        pulse.path_of(tmp_path, 0).write_bytes(cells)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            assert pulses.hanging([worker.pid]) == []
-            time.sleep(0.05)
-
-    listen(1, 1.0)
-    assert told == []  # late, and not stopped
-    os.kill(worker.pid, signal.SIGSTOP)
-    listen(2, 0.4)
-    assert told == []
-    listen(2, 1.0)
-    assert told == [(0, 7)]
-    listen(3, 1.0)  # it went on, and is stopped once more
-    assert told == [(0, 7), (0, 7)]
-
-
-def test_no_pulse_and_a_torn_one_are_no_hang(tmp_path):
+def test_no_pulse_and_a_torn_one_are_no_hang(silent, watched, tmp_path):
     """Before the worker has come so far, there is nothing to be told."""
-    pulses = Pulses(tmp_path)
-    assert pulses.hanging([1, 2]) == []
+    worker, said, _ = watched(silent)
+    worker.look()
     pulse.path_of(tmp_path, 0).write_bytes(b"torn")
-    assert pulses.hanging([1, 2]) == []
+    worker.look()
+    assert not said and silent.poll() is None
 
 
 NEVER = "import time; print('here', flush=True); time.sleep(60)"
@@ -194,33 +178,15 @@ def silent(spawn, impatient, monkeypatch, tmp_path):
     return it
 
 
-def test_the_launcher_kills_what_never_begins_to_beat(silent, tmp_path):
+def test_the_launcher_kills_what_never_begins_to_beat(silent, tmp_path, watched):
     """Not at once, and not as an error of the trainer's own; an older worker's stack is not its."""
-    (tmp_path / "stack.0").write_text("rank 0\nprocess 1\n  File 'a.py', line 7 in old\n")
-    said, counted = [], []
-    rendezvous = types.SimpleNamespace(say=said.append)
-    workers = Workers(rendezvous, tmp_path / "verdict.json", None, lambda *it: counted.append(it))
+    (tmp_path / "stack.0").write_text("process 1\n  File 'a.py', line 7 in old\n")
+    worker, said, counted = watched(silent)
     begin = time.monotonic()
-    until(lambda: workers.end_hanging([silent.pid], first_rank=0) or silent.poll())
+    until(lambda: worker.look() or silent.poll())
     assert time.monotonic() - begin > 0.6 and not counted
     (line,) = said
-    assert line.startswith("no progress for 1 s: a worker (process ") and "has begun" in line
-
-
-def test_a_worker_whose_disk_is_full_is_not_taken_for_one_that_never_begins(
-    silent, tmp_path, monkeypatch
-):
-    """It cannot leave its pulse where the launcher itself cannot write."""
-    pulses, write = Pulses(tmp_path), pathlib.Path.write_bytes
-    full = OSError(errno.ENOSPC, "No space left on device")
-    with monkeypatch.context() as patch:
-        patch.setattr(pathlib.Path, "write_bytes", lambda *args: (_ for _ in ()).throw(full))
-        end = time.monotonic() + 0.7
-        while time.monotonic() < end:
-            assert pulses.hanging([silent.pid]) == []
-            time.sleep(0.02)
-    assert pathlib.Path.write_bytes is write
-    until(lambda: pulses.hanging([silent.pid]))
+    assert line.startswith("no progress for 1 s: rank 3 hangs before its trainer has begun")
 
 
 def test_a_worker_shares_its_pulse_as_soon_as_the_disk_has_room(process, tmp_path, impatient):
@@ -240,14 +206,13 @@ def test_a_worker_shares_its_pulse_as_soon_as_the_disk_has_room(process, tmp_pat
     it.kill()
 
 
-def test_a_hang_on_the_way_out_is_the_launchers(process, tmp_path, impatient):
+def test_a_hang_on_the_way_out_is_the_launchers(process, watched):
     """Of a process that has ended its training: in a destructor, at the interpreter's exit."""
     it = process("pass", "atexit.register(time.sleep, 60)")
     assert it.stdout.readline() == b"here\n" and it.stdout.readline() == b"end\n"
-    pulses = Pulses(tmp_path)
-    found = until(lambda: pulses.hanging([it.pid]))
-    assert [(h.pid, h.step) for h in found] == [(it.pid, 0)]  # no step's own error
-    it.kill()
+    worker, said, counted = watched(it)
+    until(lambda: worker.look() or it.poll())
+    assert "it is killed" in said[0] and not counted  # no step's own error
 
 
 STORAGE = """
@@ -258,14 +223,16 @@ reading = ["/data/0.parquet, row group 3"]
 """
 
 
-def test_who_waits_for_the_storage_does_not_hang(process, tmp_path, impatient):
+def test_who_waits_for_the_storage_does_not_hang(process, watched):
     """For longer than the limit, with a line now and then; the launcher sees the same."""
-    pulses, before = Pulses(tmp_path), STORAGE.format(3600).replace("\n", "\n    ")
+    before = STORAGE.format(3600).replace("\n", "\n    ")
     it = process(before, "with storage.waiting(lambda: reading[0]): time.sleep(1.0)")
+    worker, said, _ = watched(it)
     while it.poll() is None:
-        assert pulses.hanging([it.pid]) == []
+        worker.look()
         time.sleep(0.02)
     out, err = it.communicate()
+    assert not said
     assert (it.returncode, out) == (0, b"here\nend\n")
     lines = err.decode().splitlines()
     assert 1 <= len(lines) <= 4, err

@@ -1,6 +1,7 @@
 """The gradient of a step does not depend on the number of processes, nor on how even they are."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from gptddp.config import Config, with_preset
 from gptddp.distributed.connect import World, connect
 from gptddp.model import sums
+from gptddp.model.buckets import settle
 from gptddp.model.gpt import build
-from gptddp.train import forward_backward, warm_up
+from gptddp.train import forward_backward
 from gptddp.training.agree import agree
 from gptddp.training.clock import PhaseClock, RankSeconds
 
@@ -37,13 +39,14 @@ CONFIG = with_preset(
 EMPTY_LANE = 3  # its rows have no target
 
 
-def gradients(world: World, reduce: str) -> np.ndarray:
-    """All ranks: every gradient of the step, in one array."""
+def gradients(world: World, reduce: str) -> tuple[np.ndarray, int]:
+    """All ranks: every gradient of the step, in one array, and the layout of DDP's buckets."""
     torch.set_num_threads(1)
     net = build(CONFIG, 257, world.device)
     ddp = DDP(net, gradient_as_bucket_view=True)
     made = sums.build(ddp, dataclasses.replace(CONFIG, reduce=reduce), world)
-    warm_up(ddp, CONFIG, world)
+    settle(ddp, made, CONFIG, world)
+    layout = made.layout()
     where = {"rank": world.rank, "world_size": world.world_size}
     with open_loader(corpus(), batch=CONFIG.batch, **where) as loader:
         batch = [loader.next() for _ in range(3)][-1]
@@ -51,9 +54,11 @@ def gradients(world: World, reduce: str) -> np.ndarray:
     batch.valid[mine == EMPTY_LANE] = False
     object.__setattr__(batch, "targets", int(batch.valid.sum()))
     spent = RankSeconds(PhaseClock(), world)
-    agreed = agree(batch, False, 0.0, save=False, late=False, logged=0, spent=spent, world=world)
+    agreed = agree(batch, (False,) * 4, (1, 0, 0.0), spent, world)
     forward_backward(ddp, batch, agreed.targets, 2, CONFIG, world, made)
-    return torch.cat([p.grad.ravel() for p in net.parameters() if p.grad is not None]).numpy()
+    assert made.layout() == layout
+    found = torch.cat([p.grad.ravel() for p in net.parameters() if p.grad is not None])
+    return found.numpy(), layout
 
 
 def rank_main(folder: str) -> None:
@@ -63,9 +68,10 @@ def rank_main(folder: str) -> None:
     """
     with connect("cpu") as world:
         for reduce in ("exact", "fast"):
-            found = gradients(world, reduce)
+            found, layout = gradients(world, reduce)
             if world.rank == 0:
                 np.save(f"{folder}/{reduce}.{world.world_size}.npy", found)
+            Path(folder, f"{layout:016x}.layout").touch()
         world.leave_together()
 
 
@@ -75,6 +81,7 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gradients")
     for world in WORLDS:
         forked.train(world, str(folder), code=RANK)
+    assert len(list(folder.glob("*.layout"))) == 1  # in any world
     return {
         reduce: [np.load(folder / f"{reduce}.{world}.npy") for world in WORLDS]
         for reduce in ("exact", "fast")

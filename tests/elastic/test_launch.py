@@ -1,20 +1,16 @@
-"""The launcher on real agents, one a loopback address, that are killed at the worst places."""
+"""Real launchers, one a loopback address, killed at the worst places, with a toy worker."""
 
-import json
 import os
-import pickle
 import signal
 import time
-from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import ledgers
-from support.launchers import PORT, Job
+from support.launchers import Job
 from support.processes import alive, children
 from support.waiting import until
-from torch.distributed import TCPStore
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +27,14 @@ def job(running: Job) -> Job:
     return running
 
 
-def survivors(job: Job, *killed: int) -> None:
-    """The launchers of all other pods are the processes that they were."""
-    assert [i for i, pod in job.pods.items() if pod.poll() is not None and i not in killed] == []
+def survivors(job: Job, workers: dict[int, int]) -> None:
+    """These workers, by pod, are the processes that they were, and so are their launchers."""
+    assert {i: job.worker(i) for i in workers} == workers and all(map(alive, workers.values()))
+    assert [i for i in workers if job.pods[i].poll() is not None] == []
+
+
+def workers_but(job: Job, lost: int) -> dict[int, int]:
+    return {i: job.worker(i) for i in job.pods if i != lost}
 
 
 def test_a_signal_to_every_process_of_a_pod_leaves_the_worker_its_time(job):
@@ -43,7 +44,6 @@ def test_a_signal_to_every_process_of_a_pod_leaves_the_worker_its_time(job):
     os.kill(server, signal.SIGTERM)
     job.goes_on(3)
     assert alive(server) and job.worker(1) == worker and job.log(1) == before
-    survivors(job)
 
 
 def killed(job: Job) -> None:
@@ -51,10 +51,20 @@ def killed(job: Job) -> None:
 
 
 def raises(job: Job) -> None:
-    """An exception is printed with its rank, once."""
+    """An exception is printed with its traceback, once."""
+    seen = job.log(1).count("RuntimeError: the toy was told to raise")
     job.order(1, "raise")
-    until(lambda: "[rank 1] Traceback" in job.log(1), "the traceback")
-    assert job.log(1).count("RuntimeError: the toy was told to raise") == 1
+    until(lambda: job.log(1).count("RuntimeError: the toy was told to raise") == seen + 1)
+
+
+def crashes(job: Job) -> None:
+    """The launcher counts it, as the worker cannot."""
+    job.order(1, "crash")
+    until(lambda: "its process died of SIGSEGV" in job.log(1), "the crash")
+    (fault,) = (job.folder / "faults").iterdir()
+    assert (
+        "its process died of SIGSEGV" in fault.read_text() and '"pod": "pod-1"' in fault.read_text()
+    )
 
 
 def without_server(job: Job) -> None:
@@ -66,96 +76,94 @@ def without_server(job: Job) -> None:
     until(lambda: not alive(old), "the old worker's end", timeout_s=5)
 
 
-def hangs(job: Job) -> None:
-    """It never notices that another was killed: its agent ends it."""
-    hung, other = job.worker(1), job.worker(2)
-    job.order(1, "hang")
-    until(lambda: not (job.folder / "pod-1.hang").exists(), "the order's taking")
-    os.kill(other, signal.SIGKILL)
-    until(lambda: not alive(hung), "the hung worker's end", timeout_s=20)  # torch: 30
-
-
-@pytest.mark.parametrize("harm", [killed, raises, without_server, hangs])
-def test_a_worker_that_is_lost_is_replaced(job, harm):
-    """After it all three step on, and no launcher has ended."""
-    old = job.worker(1)
+@pytest.mark.parametrize(
+    ("harm", "how"),
+    [
+        (killed, "its process died of SIGKILL); it is started again at once"),
+        (raises, "its process ended with exit code 1); it is started again in 0.5 s"),
+        (crashes, "its process died of SIGSEGV); it is started again in 1 s"),
+        (
+            without_server,
+            "it died with the server that it was forked from); it is started again in",
+        ),
+    ],
+)
+def test_a_worker_that_is_lost_is_replaced(job, harm, how):
+    """At once if it was killed, and its launcher says how it ended; the others' workers are the
+    same processes."""
+    old, others = job.worker(1), workers_but(job, 1)
     harm(job)
     until(lambda: job.worker(1) != old, "a new worker")
     job.goes_on(3)
-    survivors(job)
+    survivors(job, others)
+    assert f"gptddp.launch: the worker is lost ({how}" in job.log(1)
 
 
-@pytest.mark.parametrize("which", [2, 0, 0], ids=["pod", "host", "host again"])
+def test_no_semaphore_of_a_pod_that_is_killed_is_left(job):
+    """As there is none at any time: neither the worker nor its launcher has one."""
+    for pid in (job.worker(1), job.pods[1].pid):
+        assert "/dev/shm/sem." not in Path(f"/proc/{pid}/maps").read_text()
+
+
+def sockets(pid: int) -> set[str]:
+    links = [os.readlink(it) for it in Path(f"/proc/{pid}/fd").iterdir()]
+    return {it for it in links if it.startswith("socket:")}
+
+
+def test_no_process_of_a_pod_holds_a_connection_of_its_launcher(job):
+    """Else it would stay when the launcher is killed, and the others would not see that at once."""
+    launcher, worker = job.pods[1].pid, job.worker(1)
+    assert len(sockets(launcher)) > 3
+    for pid in (worker, *children(launcher)):
+        assert not sockets(pid) & sockets(launcher)
+
+
+@pytest.mark.parametrize("which", [2, 0, 0], ids=["pod", "endpoint", "endpoint again"])
 def test_a_killed_launcher_takes_its_worker_along_and_can_come_back(job, which):
-    """Nothing of a pod outlives SIGKILL of its launcher, and a new one takes its place; the others
-    join again in the same processes, also where it was the host of the rendezvous."""
-    worker = job.worker(which)
+    """Nothing of a pod outlives SIGKILL of its launcher, and a new one takes its place; the others'
+    workers live on, also where it was the one that the endpoint names."""
+    worker, others = job.worker(which), workers_but(job, which)
     job.pods[which].kill()
     job.pods[which].wait()
     until(lambda: not alive(worker), "the orphan's end", timeout_s=5)
+    job.goes_on(2)
     job.start(which)
     until(lambda: job.worker(which) != worker, "a new worker")
     job.goes_on(3)
-    survivors(job)
-    assert which or "the group is lost" in job.log(1)
-
-
-def test_what_a_stranger_writes_into_the_store_is_not_run_and_ends_nothing(job, tmp_path):
-    """Over the state, and where the next world looks for its rank 0: all three step on."""
-    store = TCPStore(f"{job.prefix}.100", PORT, is_master=False)
-    key, bomb = f"torch.rendezvous.job-{job.slot}", pickle.dumps(Touch(tmp_path / "executed"))
-    for value in (bomb, b64encode(bomb), b"\xff\x00", b"unsigned {}", b""):
-        state, old = json.loads(store.get(key).partition(b" ")[2]), job.worker(1)
-        store.set(f"{key}.{state['round'] + 1}/MASTER_ADDR", "192.0.2.1")
-        store.set(key, value)
-        os.kill(old, signal.SIGKILL)
-        until(lambda old=old: job.worker(1) != old, "a new worker")
-        job.goes_on(3)
-    survivors(job)
-    assert not (tmp_path / "executed").exists()
-    assert any("docs/security.md" in job.log(i) for i in range(3))
-
-
-class Touch:
-    """Unpickled, it makes a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
+    survivors(job, others)
 
 
 def test_sigterm_stops_one_pod_and_the_others_go_on_without_it(job):
     """The stopped pod ends with 143, not 0; two workers step on, and three when it is back."""
-    worker = job.worker(2)
+    worker, others = job.worker(2), workers_but(job, 2)
     job.pods[2].terminate()
     assert job.exit_code(2) == 143
     assert not alive(worker)
     job.goes_on(2)
-    survivors(job, 2)
+    survivors(job, others)
 
 
 def test_a_final_error_ends_its_pod_with_its_code_and_message(job):
     """The trainer's exit code 2 is the container's, and its message the last line."""
+    others = workers_but(job, 1)
     job.order(1, "final")
     assert job.exit_code(1) == 2
-    assert job.log(1).splitlines()[-1] == (
-        "gptddp.launch: rank 1: the toy was told that its data is bad"
-    )
+    last = job.log(1).splitlines()[-1]
+    assert last == "gptddp.launch: rank 0: the toy was told that its data is bad"
     assert job.log(1).count("its data is bad") == 1
     job.goes_on(2)
-    survivors(job, 1)
+    survivors(job, others)
 
 
 def test_a_final_error_after_sigterm_is_not_lost(job):
     """A worker that meets one while its pod is being stopped is heard, and the pod ends with 2."""
+    others = workers_but(job, 2)
     job.order(2, "spoil")
     job.pods[2].terminate()
     assert job.exit_code(2) == 2
     assert job.log(2).count("the toy found bad data at its end") == 1
     job.goes_on(2)
-    survivors(job, 2)
+    survivors(job, others)
 
 
 def test_the_end_does_not_wait_for_a_pod_that_is_gone(job):
@@ -166,21 +174,18 @@ def test_the_end_does_not_wait_for_a_pod_that_is_gone(job):
     assert [job.exit_code(i) for i in (0, 1)] == [0, 0]
     job.start(2)
     assert job.exit_code(2) == 0
-    numbers = [line["step"] for line in job.steps()]
-    assert set(numbers) == set(range(1, max(numbers) + 1))
-    assert "the group is lost" not in job.log(0)
 
 
 def waiting_alone(folder: Path, slot: int) -> Job:
     """A pod that waits for others which never come."""
     job = Job(folder, pods=2, slot=slot, fewest=2)
-    job.start(slot % 2)  # slot 4 hosts the rendezvous; slot 3 looks for a host that is not there
+    job.start(slot % 2)
     return job
 
 
 @pytest.mark.parametrize(("slot", "number"), [(3, signal.SIGTERM), (4, signal.SIGINT)])
 def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot, number):
-    """In the rendezvous a signal ends a pod with 128 + its number, the run's end another with 0."""
+    """For the others: a signal ends a pod with 128 + its number, the run's end another with 0."""
     stopped = waiting_alone(tmp_path / "stopped", slot)
     ended = waiting_alone(tmp_path / "ended", slot + 2)
     try:
@@ -197,3 +202,47 @@ def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot, number
     finally:
         stopped.close()
         ended.close()
+
+
+class TwoWorkers(Job):
+    def operator_env(self, i: int) -> dict[str, str]:
+        return super().operator_env(i) | {"PET_NPROC_PER_NODE": "2"}
+
+    def workers(self, i: int) -> list[int]:
+        return [int((self.folder / f"pod-{i}{name}.pid").read_text()) for name in ("", "-1")]
+
+
+@pytest.fixture
+def doubled(tmp_path):
+    job = TwoWorkers(tmp_path / "job", pods=2, slot=8, fewest=1)
+    job.start(0, 1)
+    job.goes_on(4)
+    yield job
+    job.close()
+
+
+def test_a_worker_of_two_in_a_pod_is_replaced_alone(doubled):
+    """Its sibling is the process that it was; and each has a launcher of its own."""
+    (killed, sibling), others = doubled.workers(0), doubled.workers(1)
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: doubled.workers(0)[0] != killed, "a new worker")
+    doubled.goes_on(4)
+    assert doubled.workers(0)[1] == sibling and doubled.workers(1) == others
+    assert len(children(doubled.pods[0].pid)) == 2
+
+
+def test_a_pod_with_two_workers_ends_as_its_launchers_do(doubled):
+    """Stopped: both workers stop, and 143; an error of one: the other's time to stop, and its code;
+    killed: both die."""
+    doubled.pods[1].terminate()
+    assert doubled.exit_code(1) == 143
+    doubled.goes_on(2)
+    doubled.start(1)
+    doubled.goes_on(4)
+    doubled.order(1, "final")
+    assert doubled.exit_code(1) == 2
+    assert doubled.log(1).count("its data is bad") == 1
+    doubled.goes_on(2)
+    workers = doubled.workers(0)
+    doubled.pods[0].kill()
+    until(lambda: not any(map(alive, workers)), "the orphans' end", timeout_s=5)

@@ -1,7 +1,7 @@
 """Worlds that change their size by SIGKILL, at random moments: the bits are those of one process.
 
-Each world is the container's entrypoint with a real torchrun agent and gloo, killed as a whole: a
-life goes on from the newest checkpoint, or from what the survivors of one kill left in memory.
+Each world is the container's entrypoint with real torchrun agents and gloo, killed as a whole: a
+life goes on from the newest checkpoint.
 """
 
 import json
@@ -9,14 +9,12 @@ import os
 import random
 import secrets
 import shutil
-import signal
 import time
 from pathlib import Path
 
 import pytest
 from support import forked
 from support.prepared import flip
-from support.processes import workers as workers_of
 from support.same_bits import check_same_bits
 from support.toy import SMALL
 from support.waiting import PATIENCE_S, until
@@ -64,12 +62,9 @@ def undisturbed(books, tmp_path_factory) -> Path:
 class World:
     """One life: a pod of some workers."""
 
-    def __init__(
-        self, args: list[str], workers: int, log: Path, memory: Path | None = None, code: str = ""
-    ):
+    def __init__(self, args: list[str], workers: int, log: Path, code: str = "") -> None:
         self.log = log
         env = {"PET_NPROC_PER_NODE": str(workers), "OMP_NUM_THREADS": "1"}
-        env |= {"GPTDDP_MEMORY": str(memory)} if memory else {}
         self.pod = forked.fork(code + forked.LAUNCH, *args, env=os.environ | env, stderr=log)
 
     def __enter__(self) -> "World":
@@ -83,38 +78,27 @@ class World:
         until(condition, why=self.log.read_text)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "in_memory"), [((4, 3, 4), True), ((2, 5, 7, 1), False), ((1, 4), False)]
-)
-def test_schedules(books, undisturbed, tmp_path, sizes, in_memory):
-    """Every number and every bit over two epochs; with memory, no step is done twice."""
+@pytest.mark.parametrize("sizes", [(2, 5, 7, 1), (1, 4)])
+def test_schedules(books, undisturbed, tmp_path, sizes):
+    """Every number and every bit over two epochs."""
     seed = secrets.randbits(32)
     print(f"seed {seed}")
     rng, run, done = random.Random(seed), tmp_path / "run", 0
-    memory = tmp_path / "memory" if in_memory else None
-    if memory:
-        memory.mkdir()
-    args = command(books, run, "--checkpoint-every", "3600" if memory else "0.3")
+    args = command(books, run, "--checkpoint-every", "0.3")
     for life, workers in enumerate(sizes, 1):
-        with World(args, workers, tmp_path / f"{life}.log", memory) as world:
+        with World(args, workers, tmp_path / f"{life}.log") as world:
             if life == len(sizes):
                 assert world.pod.wait(PATIENCE_S) == 0, world.log.read_text()
                 break
             target = rng.randint(done + 5, STEPS * life // len(sizes))
             world.until(lambda target=target: last_step(run) >= target)
             time.sleep(rng.uniform(0, 0.1))
-            if memory:
-                for left in memory.iterdir():  # by the life before
-                    left.unlink()
-                os.kill(rng.choice(workers_of(world.pod.pid)), signal.SIGKILL)
-                world.until(lambda: any(not it.suffix for it in memory.iterdir()))
         done = last_step(run)
         assert done < STEPS, "the run ended before the kill"
     check_same_bits(run, undisturbed)
     starts = [event for event in read_ledger(run) if event["event"] == "start"]
     assert [start["world_size"] for start in starts][-1] == sizes[-1]
     assert {start["world_size"] for start in starts} == set(sizes)
-    assert [s["redo"] for s in starts if memory] == [0 for s in starts if memory]
 
 
 def test_a_decision_outlives_a_kill(books, tmp_path, monkeypatch, train_here):

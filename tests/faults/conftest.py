@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.faulty_jobs import Fault, Job
+from support.faulty_jobs import Fault, Job, check_same_run
 from support.forked import train
 from support.measurements import write_measurement
 from support.owned import check_nobodys
@@ -31,30 +31,34 @@ def rank_seconds(tmp_path_factory) -> Iterator[None]:
 def jobs(corpus, tmp_path_factory):
     """Start a job: jobs(*trainer flags, **of Job). Nothing of it outlives the module."""
 
-    def start(*flags: str, **options) -> Job:
-        return Job(tmp_path_factory.mktemp("job"), corpus, *flags, **options)
+    def start(*flags: str, data: Path = corpus, **options) -> Job:
+        return Job(tmp_path_factory.mktemp("job"), data, *flags, **options)
 
     yield from ending(start, Job.close)
 
 
 @pytest.fixture(scope="session")
 def undisturbed(corpus, tmp_path_factory):
-    """The run directory of a run that nobody disturbs: undisturbed(world size, *flags)."""
+    """The run of one process that nobody disturbs: undisturbed(*flags); its directory."""
 
     @functools.cache
-    def run(world: int, *flags: str) -> Path:
+    def run(*flags: str, data: Path = corpus) -> Path:
         folder = tmp_path_factory.mktemp("undisturbed")
-        if world == 1:
-            train(1, *SMALL, "--data", str(corpus), "--run-dir", str(folder / "run"), *flags)
-            return folder / "run"
-        job = Job(folder, corpus, *flags, size=world, fewest=world, pause_s=0)
-        try:
-            job.finish()
-        finally:
-            job.close()
-        return job.run
+        train(1, *SMALL, "--data", str(data), "--run-dir", str(folder / "run"), *flags)
+        return folder / "run"
 
     return run
+
+
+@pytest.fixture
+def ends_undisturbed(undisturbed):
+    """ends_undisturbed(job): it comes to its end, and is the run that nobody disturbs."""
+
+    def check(job: Job) -> None:
+        job.finish()
+        check_same_run(job, undisturbed(*job.flags, "--steps", str(job.last()), data=job.data))
+
+    return check
 
 
 @pytest.fixture
@@ -77,9 +81,12 @@ def measured(request):
 
 @pytest.fixture
 def strike(measured):
-    """strike(job, what, happens, world): do harm within it, to a world of `before` ranks.
+    """strike(job, what, happens, *pods): do harm within it that loses these pods, or their workers.
 
-    Then one of `world` ranks goes on. What it has cost is noted; no finished step is done again.
+    `before` ranks, or all, become `world`, or fewer by the lost ones; then the job is whole again,
+    unless nobody comes back (`stays`). What both changes have cost is noted, or the longest pause.
+    The workers of all other pods are the processes that they were, no life begins and no step is
+    done again.
     """
 
     @contextlib.contextmanager
@@ -87,16 +94,27 @@ def strike(measured):
         job: Job,
         what: str,
         happens: str,
-        world: int = 4,
-        *,
-        before: int | None = 4,
-        new_life: bool = True,
+        *lost: int,
+        before: int | None = None,
+        world: int | None = None,
+        stays: bool = False,
+        longest: bool = False,
         number: int | None = None,
     ) -> Iterator[Fault]:
         job.steady(before)
-        with job.fault(world, new_life=new_life) as fault:
+        first, old = job.last(), before or job.size
+        kept = {i: pid for i, pid in job.workers().items() if i not in lost}
+        step_s = job.step_s()
+        with job.fault(world or old - len(lost)) as fault:
             yield fault
+        if not stays:
+            job.steady()
+        if longest:
+            fault.seconds = job.longest_s(first)
+        elif not stays and world != old:
+            fault.back_s = job.entered(step_s)
         measured(what, fault, happens, number)
-        assert fault.redone == 0
+        assert {i: job.worker(i) for i in kept} == kept
+        assert (fault.redone, fault.lives) == (0, 0)
 
     return harm

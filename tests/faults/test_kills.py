@@ -1,140 +1,126 @@
-"""Killed pods and processes, many in turn in one job: it is the run of a job that nobody kills."""
+"""Killed pods and processes, many in turn in one job: no survivor is restarted, no step is lost."""
 
+import itertools
 import math
 import os
 import signal
 import time
 
 import pytest
-from support.faulty_jobs import SHORT, check_same_run, long
-from support.owned import owned
+from support.faulty_jobs import SHORT, Job, long
+from support.processes import alive
 from support.waiting import until
 
-from gptddp.launch.rendezvous import FIRST_REPORT_S
-
-STEPS = ("--steps", "600" if SHORT else "1500", "--eval-every", "5000")
-MEMORY = "the others leave their state in memory; all go on from the step in flight"
+GO_ON = "the others do the step again without it, then go on with its successor"
 
 
 @pytest.fixture(scope="module")
 def job(jobs):
     """One job for all the kills in this file."""
-    it = jobs(*STEPS, "--checkpoint-every", "3600")
+    it = jobs()
     it.steady()
     return it
 
 
-def kill(pid):
-    os.kill(pid, signal.SIGKILL)
+def pods(job, *which):
+    """Kill these, 50 ms apart."""
+    for i in which:
+        job.kill(i)
+        time.sleep(0.05)
 
 
-def two(job):
-    job.kill(1)
-    time.sleep(0.05)
-    job.kill(3)
+def in_re_form(job, first, second):
+    """Kill a pod, and another one as its worker forms the world without it."""
+    done = job.order(second, "form")
+    job.kill(first)
+    job.until(done.exists, what="the second kill")
 
 
-def two_with_the_host(job):
-    job.kill(2)
-    time.sleep(0.05)
-    job.kill(0)
+def at_the_join(job, which):
+    """Kill a pod, and its successor as it comes in."""
+    job.kill(which)
+    done = job.order(which, "join")
+    job.until(done.exists, what="the successor's end")
 
 
-def again_in_re_form(job):
-    job.kill(2)
-    job.wait(1.0)
-    job.kill(1)
-
-
-def at_the_join(job):
-    done = job.order(2, "begin")
-    job.kill(2)
-    job.until(done.exists)
+def launcher(job, which):
+    os.kill(job.pid(which), signal.SIGKILL)
 
 
 KILLS = [
-    (1, lambda job: kill(job.worker(3)), "one worker process killed", MEMORY),
-    (1, lambda job: kill(job.worker(0)), "the worker process of rank 0 killed", MEMORY),
-    (3, lambda job: job.kill(2), "a pod killed, replaced at once", MEMORY),
-    (4, lambda job: job.kill(0),
-     "the pod of rank 0, which hosts the rendezvous, killed, replaced at once", MEMORY),
-    (35, lambda job: kill(job.pid(3)), "only the launcher of a pod killed",
-     "the kernel ends its worker; " + MEMORY),
-    (8, two, "two pods killed 50 ms apart", MEMORY),
-    (8, two_with_the_host, "a pod and 50 ms later that of rank 0 killed", MEMORY),
-    (8, again_in_re_form, "another pod killed while the world forms again", MEMORY),
-    (8, at_the_join, "the replacement killed as it joins", MEMORY),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("harm", "what", "happens"),
-    [pytest.param(*row[1:], marks=pytest.mark.fault(row[0]), id=row[2]) for row in KILLS],
-)
-def test_a_kill_costs_the_step_in_flight(job, strike, harm, what, happens):
-    """The whole world goes on from memory."""
-    with strike(job, what, happens) as fault:
-        harm(job)
-    assert fault.source == "memory"
-
-
-@pytest.mark.fault(35)
-def test_a_worker_is_gone_as_soon_as_its_launcher(job):
-    """Nothing trains on unsupervised."""
-    job.steady()
-    pid, launcher = job.worker(1), job.pid(1)
-    kill(launcher)
-    until(lambda: not os.path.exists(f"/proc/{pid}/exe"), "its end", 1)
-    job.steady()
-
-
-LATER = [
-    pytest.param(2, 5, marks=[pytest.mark.fault(3), long], id="pod-5"),
-    pytest.param(2, 60, marks=[pytest.mark.fault(3), long], id="pod-60"),
-    pytest.param(0, 10, marks=pytest.mark.fault(5), id="host-10"),
-    pytest.param(0, 60, marks=[pytest.mark.fault(34), long], id="host-60"),
+    (1, Job.shoot, "one worker process killed", GO_ON, 3),
+    (1, Job.shoot, "the worker process of rank 0 killed", GO_ON, 0),
+    (3, pods, "a pod killed, replaced at once", GO_ON, 2),
+    (4, pods, "the pod of rank 0 killed, replaced at once", GO_ON, 0),
+    (35, launcher, "only the launcher of a pod killed", "the kernel ends its worker; " + GO_ON, 3),
+    (8, pods, "a pod and 50 ms later that of rank 0 killed", GO_ON, 2, 0),
+    (8, in_re_form, "the pod that leads it killed while the world forms again", GO_ON, 3, 0),
+    (8, at_the_join, "a pod killed, and its successor as it joins", GO_ON, 2),
+]
+LIKE_OTHERS = [
+    (8, pods, "two pods killed 50 ms apart", GO_ON, 1, 3),
+    (8, in_re_form, "another pod killed while the world forms again", GO_ON, 2, 1),
 ]
 
 
-@pytest.mark.parametrize(("which", "back_s"), LATER)
-def test_a_replacement_may_come_later(job, strike, which, back_s):
-    """Without a pod the others go on, without the rendezvous they wait; all go on when it is back.
+@pytest.mark.parametrize(
+    ("harm", "what", "happens", "ranks"),
+    [
+        pytest.param(*row[1:4], row[4:], marks=[pytest.mark.fault(row[0]), *marks], id=row[2])
+        for row, marks in [*((it, []) for it in KILLS), *((it, [long]) for it in LIKE_OTHERS)]
+    ],
+)
+def test_a_kill_costs_the_step_in_flight(job, strike, harm, what, happens, ranks):
+    """The others go on in the same processes; who is killed is told, and its place taken."""
+    job.steady()
+    known, lost = len(job.worlds()), [job.by_rank(rank) for rank in ranks]
+    with strike(job, what, happens, *lost):
+        harm(job, *lost)
+    lost_pods = {f"gptddp-worker-{i}" for i in lost}
+    job.until(lambda: job.lost(known) == lost_pods, 10, f"{lost_pods} in the ledger")
 
-    Each change of the world is one new life.
-    """
-    name = "the host of the rendezvous" if which == 0 else "a pod"
-    killed = time.monotonic()
-    if which:
-        gone = "a pod killed, no replacement", "the others go on without it"
-        with strike(job, *gone, 3, number=2) as fault:
-            job.kill(which, back_s=math.inf)
-        assert fault.lives == 1
-    back = f"{name} is back after {back_s} s", "all go on with it; counted from its return"
-    with strike(job, *back, before=None if which == 0 else 3) as fault:
-        if which == 0:
-            killed = time.monotonic()
-            job.kill(0, back_s=math.inf)
-        job.wait(max(0, killed + back_s - time.monotonic()))
-        job.began = time.time()
-        if which == 0 and back_s > FIRST_REPORT_S:
-            said = [pod.log.read_text() for pod in job.pods[1:]]
-            assert all("waiting for the rendezvous at" in log for log in said)
+
+@pytest.mark.fault(35)
+@long
+def test_a_worker_is_gone_as_soon_as_its_launcher(job):
+    """Nothing trains on unsupervised."""
+    job.steady()
+    pid = job.worker(1)
+    os.kill(job.pid(1), signal.SIGKILL)
+    until(lambda: not alive(pid), "its end", 3)
+    job.steady()
+
+
+@pytest.mark.fault(3)
+@long
+@pytest.mark.parametrize("back_s", [5, 60])
+@pytest.mark.parametrize("which", [2, 0])
+def test_a_successor_may_come_later(job, strike, which, back_s):
+    """Also of worker-0, under whose name all look for each other: it is one among them."""
+    name = "a pod" if which else "worker-0's pod"
+    gone = f"{name} killed, no successor", "the others go on without it"
+    with strike(job, *gone, which, stays=True, number=2):
+        job.kill(which, back_s=math.inf)
+    job.wait(back_s)
+    back = f"{name} is back after {back_s} s", "all go on with it; its start counts"
+    with strike(job, *back, before=3, world=4):
         job.bring_back(which)
-    assert fault.lives == 1
 
 
-def test_a_drain_of_the_host_is_no_stop_of_the_run(job):
-    """The others are still there: until it is back, the world is forming again."""
-    job.steady()
-    before = owned(job.run)
-    job.stop(0)
-    job.bring_back(0)
-    job.steady()
-    after = owned(job.run)
-    assert after["stopped"] == 0 and after["reforming"] > before["reforming"] + 1
+ORDERS = list(itertools.permutations(range(4), 3))
 
 
-def test_the_run_is_the_undisturbed_one(job, undisturbed):
+@pytest.mark.fault(8)
+@pytest.mark.parametrize("order", ORDERS[9:10] if SHORT else ORDERS, ids=str)
+def test_three_pods_killed_two_seconds_apart(job, strike, order):
+    """In every order; the fourth goes on alone, in the same process, if nobody is back by then."""
+    what = "three of four pods killed 2 s apart", "the fourth goes on; the longest pause"
+    with strike(job, *what, *order, world=4, longest=True):
+        for i in order:
+            job.kill(i)
+            job.wait(2)
+
+
+def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
     """After all of the above."""
-    job.finish()
-    check_same_run(job, undisturbed(1, *STEPS))
+    ends_undisturbed(job)

@@ -3,13 +3,11 @@
 import dataclasses
 import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
-from support.faulty_jobs import Fault, Job, check_same_run
+from support.faulty_jobs import SHORT, Job
 
-STEPS = ("--steps", "400", "--eval-every", "5000", "--checkpoint-every", "3600")
 CGROUP = Path("/sys/fs/cgroup/memory")  # v1; with v2 the kernel ends the whole container
 
 
@@ -33,31 +31,37 @@ def job(jobs, cgroup):
         enter = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
         return ["sh", "-c", enter, "sh"] if i == 1 else []
 
-    it: Job = jobs(*STEPS, within=within)
+    it: Job = jobs(within=within)
     it.hold(1, 2, 3)
     return it
 
 
 @pytest.mark.fault(33)
-def test_a_port_that_is_taken_is_waited_for(job, measured):
-    """The launcher tries again until the rendezvous can listen."""
+def test_a_port_that_is_taken_is_not_needed(job):
+    """The first pod listens at another one; the others are found by it, who cannot find it."""
     with socket.create_server((f"{job.network.prefix}.100", job.network.port)):
-        job.wait(8)
-        assert not job.lines() and not any("exited" in it for it in job.events)
-        freed = time.time()
+        job.steady(1)
+        job.bring_back(1)
+        job.steady(2)
+    job.stop(1)
     job.steady(1)
-    fault = Fault(job.lines()[0][1]["time"] - freed, 0, 1, "scratch")
-    measured("the rendezvous' port is taken when the job starts", fault, "tried again until free")
+    assert not any("worker-0 exited" in it for it in job.events)
 
 
 @pytest.mark.fault(30)
 def test_a_job_grows_and_shrinks(job, strike):
-    """1 -> 4 -> 2 -> 3 -> 2 -> 4 pods: each change is one new life, and no step is done again."""
-    for change, world in (("+123", 4), ("-23", 2), ("+3", 3), ("-3", 2), ("+23", 4)):
+    """1 -> 4 -> 2 -> 3 -> 2 -> 4 pods: who stays is the process that it was; no step is lost."""
+    few = ("+123", 4), ("-23", 2), ("+23", 4)
+    for change, world in few if SHORT else (*few[:2], ("+3", 3), ("-3", 2), few[2]):
         which = [int(digit) for digit in change[1:]]
-        old = job.lines()[-1][1]["world_size"]
-        scaled = f"scaled from {old} to {world} pods", "all agree on a step, and go on"
-        with strike(job, *scaled, world, before=old):
+        old = job.lines(job.last())[-1]["world_size"]
+        scaled = (
+            f"scaled from {old} to {world} pods",
+            "all finish the step, and go on; the longest pause",
+        )
+        lost = which if change[0] == "-" else []
+        how = {"before": old, "world": world, "stays": True, "longest": True}
+        with strike(job, *scaled, *lost, **how):
             if change[0] == "+":
                 job.bring_back(*which)
             else:
@@ -68,7 +72,7 @@ def test_a_job_grows_and_shrinks(job, strike):
 @pytest.mark.fault(33)
 def test_a_pod_may_come_back_with_another_address(job, strike):
     """Nothing is tied to the address of a pod."""
-    with strike(job, "a pod killed that comes back with another address", "as any other"):
+    with strike(job, "a pod killed that comes back with another address", "as any other", 2):
         pod = job.pods[2]
         env = pod.plan.env | {"POD_ADDRESS": f"{job.network.prefix}.77"}
         pod.plan = dataclasses.replace(pod.plan, env=env)
@@ -79,13 +83,40 @@ def test_a_pod_may_come_back_with_another_address(job, strike):
 def test_a_worker_that_the_kernel_ends_for_its_memory(job, cgroup, strike):
     """It is a killed worker; the pod's log has the signal."""
     used = int((cgroup / "memory.usage_in_bytes").read_text())
-    with strike(job, "a worker over its pod's memory limit (OOM kill)", "as a killed worker"):
+    with strike(job, "a worker over its pod's memory limit (OOM kill)", "as a killed worker", 1):
         (cgroup / "memory.limit_in_bytes").write_text(str(used + 300_000_000))
         job.order(1, "eat")
-    assert "exitcode: -9" in job.pods[1].log.read_text()
+    assert "SIGKILL" in job.pods[1].log.read_text()
 
 
-def test_the_run_is_the_undisturbed_one(job, undisturbed):
+def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
     """After all of the above."""
-    job.finish()
-    check_same_run(job, undisturbed(1, *STEPS))
+    ends_undisturbed(job)
+
+
+# -- two workers a pod -----------------------------------------------------------------------------
+
+
+@pytest.mark.fault(1)
+def test_pods_of_two_workers(jobs, ends_undisturbed, measured):
+    """Killed alone, one of them takes no other along, not even the one of its own pod; and a pod
+    is lost with both."""
+    job = jobs(size=2, per_pod=2)
+    job.steady(4)
+
+    def others(*lost):
+        return [job.worker(i, n) for i in range(2) for n in range(2) if (i, n) not in lost]
+
+    for lost, harm, what in (
+        ([(1, 0)], lambda: job.shoot(1, 0), "one of a pod's two workers killed"),
+        ([(0, 1)], lambda: job.shoot(0, 1), "one of a pod's two workers killed"),
+        ([(0, 0), (0, 1)], lambda: job.kill(0), "a pod of two workers killed"),
+    ):
+        kept, step_s = others(*lost), job.step_s()
+        with job.fault(4 - len(lost)) as fault:
+            harm()
+        job.steady(4)
+        fault.back_s = job.entered(step_s)
+        measured(what, fault, "the others go on without")
+        assert others(*lost) == kept and (fault.redone, fault.lives) == (0, 0)
+    ends_undisturbed(job)

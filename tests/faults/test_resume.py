@@ -23,9 +23,9 @@ def test_fifty_resumes_at_random_steps_are_the_same_run(corpus, tmp_path, measur
     agree = life.agree
     left = [0]  # steps until this life is asked to stop
 
-    def agree_or_stop(batch, stop, *rest):
+    def agree_or_stop(batch, said, *rest):
         left[0] -= 1
-        return agree(batch, left[0] < 0 or stop, *rest)
+        return agree(batch, (left[0] < 0 or said[0], *said[1:]), *rest)
 
     random.seed(31)
     monkeypatch.setattr(life, "agree", agree_or_stop)

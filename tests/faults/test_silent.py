@@ -1,134 +1,199 @@
-"""Peers that are there and say nothing: stopped, hung in Python or in C, a whole pod or a part.
+"""Peers that are there and say nothing: stopped for a while, busy, hung in Python or in C."""
 
-One job of three pods, rank 0 the rendezvous host, takes all of it in turn.
-"""
-
+import contextlib
+import math
 import os
-import re
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
-from support.faulty_jobs import SHORT
+from support.faulty_jobs import long
 from support.launchers import Training, undisturbed
 from support.processes import alive
 from support.same_bits import check_same_lines
 from support.waiting import until
 
-from gptddp.run.history import read_ledger
+from gptddp.run import lease
+
+DROPPED = "dropped by its own launcher's word", "dropped by the majority of the others"
+BACK_S = 30.0  # until a pod is back that has woken up, with a margin of several times
+BUSY_S = 10
+
+
+@pytest.fixture(scope="module")
+def job(jobs):
+    it = jobs()
+    it.steady()
+    return it
+
+
+@contextlib.contextmanager
+def stopped(job, i: int, whole_pod: bool) -> Iterator[None]:
+    """SIGSTOP for its worker, or for every process of the pod; it wakes up behind it."""
+    launcher, worker = job.pid(i), job.worker(i)
+    tell = (lambda it: os.killpg(launcher, it)) if whole_pod else (lambda it: os.kill(worker, it))
+    tell(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        tell(signal.SIGCONT)
+
+
+STOPS = [
+    pytest.param(True, 2, 8, marks=long),
+    (False, 2, 8),
+    (True, 0, 8),
+    pytest.param(False, 0, 8, marks=long),
+    pytest.param(True, 2, 20, marks=long),
+    pytest.param(False, 2, 20, marks=long),
+    pytest.param(True, 2, 75, marks=long),
+    pytest.param(False, 2, 75, marks=long),
+]
+
+
+@pytest.mark.fault(13)
+@pytest.mark.parametrize(("whole_pod", "rank", "seconds"), STOPS)
+def test_a_stopped_rank_is_dropped_and_taken_back(job, strike, whole_pod, rank, seconds):
+    """Within seconds; when it wakes up it is fenced, and comes in again: in the same process, but
+    for the rank 0 that it was."""
+    job.steady()
+    what = f"{'a whole pod' if whole_pod else 'a worker'} stopped (SIGSTOP)"
+    name, which = f"rank 0: {what}" if rank == 0 else what, job.by_rank(rank)
+    pid, begin, known = job.worker(which), time.monotonic(), len(job.worlds())
+    with contextlib.ExitStack() as asleep:
+        with strike(job, name, DROPPED[whole_pod], which, stays=True):
+            asleep.enter_context(stopped(job, which, whole_pod))
+        job.wait(max(0.0, begin + seconds - time.monotonic()))
+        assert job.lost(known) == {f"gptddp-worker-{which}"}
+    woken = time.monotonic()
+    job.until(lambda: job.lines(job.last())[-1]["world_size"] == 4, BACK_S, "its return")
+    print(f"{name} for {seconds} s is back after {time.monotonic() - woken:.1f} s")
+    assert rank == 0 or job.worker(which) == pid
+
+
+@pytest.mark.fault(13)
+@pytest.mark.parametrize("seconds", [1, pytest.param(3, marks=long)])
+def test_a_short_stop_is_waited_for(job, strike, seconds):
+    """Nobody is dropped."""
+    job.steady()
+    known = len(job.worlds())
+    what = f"a whole pod stopped for {seconds} s (SIGSTOP)", "the others wait for it"
+    with strike(job, *what, world=4), stopped(job, 2, True):
+        job.wait(seconds)
+    assert len(job.worlds()) == known or seconds > 2
+
+
+@pytest.mark.fault(13)
+def test_a_stopped_launcher_is_as_a_stopped_pod(job, strike):
+    """Its worker is cut off with it, and both come in again."""
+    job.steady()
+    which = job.by_rank(2)
+    pid, launcher = job.worker(which), job.pid(which)
+    with strike(job, "the launcher of a pod stopped (SIGSTOP)", DROPPED[1], which, stays=True):
+        os.kill(launcher, signal.SIGSTOP)
+        job.steady(3)
+        os.kill(launcher, signal.SIGCONT)
+    job.until(lambda: job.lines(job.last())[-1]["world_size"] == 4, BACK_S, "its return")
+    assert job.worker(which) == pid
+
+
+@pytest.mark.fault(14)
+def test_a_worker_that_holds_the_gil_is_waited_for(job):
+    """For ten seconds: its launcher answers in its place."""
+    job.steady()
+    known, pids = len(job.worlds()), job.workers()
+    done = job.order(3, "busy")
+    job.until(done.exists)
+    began, last = time.monotonic(), job.last()
+    job.until(lambda: job.last() > last + 3)
+    assert time.monotonic() - began > BUSY_S / 2
+    assert len(job.worlds()) == known and job.workers() == pids
+
+
+@pytest.mark.fault(13)
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=long)])
+def test_a_tie_takes_the_lease(job, strike, rank):
+    """One of two is stopped: no majority can say so. The other one goes on when it has the lease;
+    there is one writer, and who wakes up joins again."""
+    job.steady()
+    job.hold(0, 1)
+    job.kill(0, 1, back_s=math.inf)
+    job.steady(2)
+    which, whose = job.by_rank(rank), "the other" if rank else "the holder"
+    pid = job.worker(which)
+    tie = f"one of two pods stopped, {whose} of the lease", "the other one takes the lease first"
+    with (  # it wakes up behind the strike
+        contextlib.ExitStack() as asleep,
+        strike(job, *tie, which, before=2, stays=True) as fault,
+    ):
+        asleep.enter_context(stopped(job, which, True))
+    assert fault.seconds < 3 * lease.EXPIRY_S and (rank or fault.seconds > lease.EXPIRY_S / 2)
+    job.steady(2)
+    assert rank == 0 or job.worker(which) == pid
+    job.bring_back(0, 1)
+    job.steady()
+
+
+def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
+    """After all of the above."""
+    ends_undisturbed(job)
+
+
+# -- hangs, with short limits ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def running(corpus, tmp_path_factory) -> Iterator[Training]:
-    folder = tmp_path_factory.mktemp("silent") / "job"
+    folder = tmp_path_factory.mktemp("hung") / "job"
     job = Training(folder, corpus, 3, 21, 2, "--steps", "1000000", "--checkpoint-every", "3600")
-    yield job
+    job.before = "from gptddp.launch import worker; worker.LATER_S = 1.0; "
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HANG_MARGIN_S", "4")
+        yield job
     job.close()
 
 
 @pytest.fixture
-def job(running: Training) -> Training:
+def three(running: Training) -> Training:
     """The job with all its ranks, whatever the test before has done to it."""
     running.whole()
     return running
 
 
-def told(job: Training, i: int, text: str) -> None:
-    until(lambda: text in job.log(i), text, why=lambda: job.log(i))
-
-
+@pytest.mark.fault(14)
 @pytest.mark.parametrize(
     ("fault", "frame"),
-    [("sleep", "sleep (faulty_worker.py:"), ("spin", "spin (faulty_"), ("stick", "stick (faulty_")],
+    [
+        ("sleep", "sleep (faulty_worker.py:"),
+        pytest.param("spin", "spin (faulty_", marks=long),
+        ("stick", "stick (faulty_"),
+    ],
 )
-def test_a_rank_that_hangs_is_named_with_its_stack_and_replaced(job, fault, frame):
-    """With the GIL or without: two say which rank they miss and in what, its pod where it hangs."""
-    marks = [len(job.log(i)) for i in range(3)]
-    old = job.worker(1)
-    job.order(1, fault)
-    until(lambda: job.worker(1) != old, "a new worker")
-    job.goes_on(3)
-    logs = [job.log(i)[mark:] for i, mark in enumerate(marks)]
-    for i in (0, 2):
-        assert f"[rank {i}] lost a peer: after step" in logs[i]
-        missed = r"rank 1 \(pod-1\) has not answered for 2 s in forward_backward \(train.py:"
-        assert re.search(missed, logs[i])
-        assert "Traceback" not in logs[i]
-    assert f"rank 1 hangs in {frame}" in logs[1]
-    assert not alive(old)
+def test_a_rank_that_hangs_is_named_with_its_stack_and_replaced(three, fault, frame):
+    """With the GIL or without: its pod says where it hangs, and ends it; the others go on."""
+    mark, old, others = len(three.log(1)), three.worker(1), (three.worker(0), three.worker(2))
+    three.order(1, fault)
+    until(lambda: three.worker(1) != old, "a new worker")
+    three.goes_on(3)
+    assert f"hangs in {frame}" in three.log(1)[mark:]
+    assert not alive(old) and others == (three.worker(0), three.worker(2))
 
 
-def test_a_stopped_worker_is_killed_by_its_agent(job):
-    """SIGSTOP of rank 0, which has the store: the others miss it, and its pod says why."""
-    old = job.worker(0)
-    os.kill(old, signal.SIGSTOP)
-    told(job, 1, "rank 0 (pod-0) has not answered for 2")
-    told(job, 0, "rank 0 is stopped (SIGSTOP): it is killed")
-    until(lambda: job.worker(0) != old, "a new worker")
-    job.goes_on(3)
+@pytest.mark.fault(14)
+def test_ranks_that_all_wait_for_data_for_ever_are_replaced(three):
+    """Nobody is in a collective, and nobody misses anybody: each ends by its own pulse. What was
+    committed goes on."""
+    old = [three.worker(i) for i in range(3)]
+    for i in range(3):
+        three.order(i, "starve")
+    until(lambda: all(three.worker(i) != old[i] for i in range(3)), "new workers")
+    three.goes_on(3)
+    assert " hangs in next_batch (faulty_worker.py:" in three.log(0)
 
 
-def test_a_stopped_pod_is_done_without_and_rejoins(job):
-    """SIGSTOP of all of its processes: two go on; SIGCONT, and its stale worker makes way."""
-    old = job.worker(2)
-    os.killpg(job.pods[2].pid, signal.SIGSTOP)
-    try:
-        told(job, 0, "rank 2 (pod-2) has not answered for 2")
-        job.goes_on(2)
-    finally:
-        os.killpg(job.pods[2].pid, signal.SIGCONT)
-    job.goes_on(3)
-    assert not alive(old)
-
-
-def test_a_stopped_launcher_holds_up_nobody(job):
-    """Its worker trains on; when another is killed the rest go on without it until SIGCONT."""
-    launcher = job.pods[1].pid
-    os.kill(launcher, signal.SIGSTOP)
-    try:
-        job.goes_on(3)
-        os.kill(job.worker(2), signal.SIGKILL)
-        job.goes_on(2)
-    finally:
-        os.kill(launcher, signal.SIGCONT)
-    job.goes_on(3)
-
-
-def test_the_run_is_the_undisturbed_one(job, corpus, tmp_path):
-    """After all of that no step is missing and every bit is right, from memory alone."""
-    assert [pod.poll() for pod in job.pods.values()] == [None] * 3
-    lines = job.steps()
-    expected = undisturbed(tmp_path / "run", corpus, 1, lines[-1]["step"])
-    check_same_lines(lines, expected)
-
-
-@pytest.mark.skipif(SHORT, reason="takes a minute")
-def test_ranks_that_all_wait_for_data_for_ever_start_again_from_memory(
-    corpus, tmp_path, monkeypatch
-):
-    """Outside of a collective nobody misses anybody: each ends after 3 s without progress, or is
-    killed 1 s later, and says where it hangs. No step is lost, every bit is right, and no launcher
-    has ended."""
-    monkeypatch.setenv("HANG_MARGIN_S", "1")
-    flags = ("--steps", "1000000", "--checkpoint-every", "3600")
-    job = Training(tmp_path / "job", corpus, 2, 42, 2, *flags)
-    job.before = "from gptddp.launch import hung; hung.LATER_S = 1.0; "
-    try:
-        job.whole()
-        for i in range(2):
-            job.order(i, "starve")
-        generation = read_ledger(job.folder)[-1]["generation"]
-        until(lambda: read_ledger(job.folder)[-1]["generation"] > generation, "another life")
-        job.goes_on(2)
-        for i in range(2):
-            assert f"[rank {i}] no progress for " in job.log(i)
-            assert " s: hangs in next_batch (faulty_worker.py:" in job.log(i)
-        starts = [e for e in read_ledger(job.folder) if e["event"] == "start"]
-        assert [(e["source"], e["redo"]) for e in starts] == [("scratch", 0), ("memory", 0)]
-        assert [pod.poll() for pod in job.pods.values()] == [None] * 2
-        for pod in job.pods.values():
-            pod.terminate()
-        lines = job.finish(143)
-    finally:
-        job.close()
+def test_the_run_of_the_three_is_the_undisturbed_one(three, corpus, tmp_path):
+    """After all of that no step is missing and every bit is right."""
+    assert [pod.poll() for pod in three.pods.values()] == [None] * 3
+    lines = three.steps()
     check_same_lines(lines, undisturbed(tmp_path / "run", corpus, 1, lines[-1]["step"]))

@@ -9,7 +9,6 @@ import pytest
 from support.failing_volume import Reads, Writes
 from support.faulty_jobs import SHORT
 from support.same_bits import FIELDS, SOME, check_same_bits
-from support.trainer_patches import lose_a_peer
 
 from gptddp import files
 from gptddp.data import blocks
@@ -33,21 +32,17 @@ def until_a_step(faults, monkeypatch) -> None:
 
 
 def begin(kind: str, run, tmp_path) -> None:
-    """A life whose peer is lost, or one with a checkpoint, or none; run and memory are kept."""
-    if kind == "memory":
-        lose_a_peer(run, *FLAGS, "--steps", "6", at=4)
-    elif kind == "checkpoint":
+    """A life with a checkpoint, or none; the run is kept."""
+    if kind == "checkpoint":
         assert run(*FLAGS, "--steps", "3") == 0
-    for name in ("run", "memory"):
-        (tmp_path / name).mkdir(exist_ok=True)
-        shutil.copytree(tmp_path / name, tmp_path / f"{name}.kept")
+    (tmp_path / "run").mkdir(exist_ok=True)
+    shutil.copytree(tmp_path / "run", tmp_path / "kept")
 
 
 def put_back(tmp_path) -> None:
-    """The run and the memory as they were kept."""
-    for name in ("run", "memory"):
-        shutil.rmtree(tmp_path / name)
-        shutil.copytree(tmp_path / f"{name}.kept", tmp_path / name)
+    """The run as it was kept."""
+    shutil.rmtree(tmp_path / "run")
+    shutil.copytree(tmp_path / "kept", tmp_path / "run")
 
 
 def books(run) -> tuple[list, dict, str]:
@@ -57,17 +52,16 @@ def books(run) -> tuple[list, dict, str]:
     return found, start, json.loads((run / "config.json").read_text())["run_id"]
 
 
-@pytest.mark.parametrize("kind", ["memory", "checkpoint"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_read_that_fails_once_is_no_end_of_the_run(
-    kind, code, run, corpus, undisturbed, tmp_path, monkeypatch
+    code, run, corpus, undisturbed, tmp_path, monkeypatch
 ):
     """EIO or ESTALE at any read of the run directory or the dataset, before the first step is done:
     the same run, bit for bit, from the same state; or the life ends by an error that is tried
     again."""
     monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
     monkeypatch.setattr(blocks, "RETRY_S", (0.0, 0.0))
-    begin(kind, run, tmp_path)
+    begin("checkpoint", run, tmp_path)
     reads = Reads(tmp_path / "run", corpus, setattr=monkeypatch.setattr)
     until_a_step(reads, monkeypatch)
 
@@ -79,7 +73,7 @@ def test_a_read_that_fails_once_is_no_end_of_the_run(
         return [found, start["source"], start["step"], start["run_id"], saved]
 
     whole, number, over = again(None), len(reads.seen), 0
-    check_same_bits(tmp_path / "run", undisturbed(1, *FLAGS, "--steps", "6"))
+    check_same_bits(tmp_path / "run", undisturbed(*FLAGS, "--steps", "6"))
     assert whole[2] == 3 and number > 40
     for at in range(number):
         try:
@@ -90,7 +84,7 @@ def test_a_read_that_fails_once_is_no_end_of_the_run(
     assert over < number / 4
 
 
-@pytest.mark.parametrize("kind", ["new", "memory", "checkpoint"])
+@pytest.mark.parametrize("kind", ["new", "checkpoint"])
 @pytest.mark.parametrize("done", [False, True])
 def test_a_write_that_fails_once_is_no_end_of_the_run(
     kind, done, run, undisturbed, tmp_path, monkeypatch, caplog
@@ -114,7 +108,7 @@ def test_a_write_that_fails_once_is_no_end_of_the_run(
         return [found, events, start["source"], start["step"], sorted(os.listdir(tmp_path / "run"))]
 
     whole, number, silent = again(None), len(writes.seen), []
-    check_same_bits(tmp_path / "run", undisturbed(1, *FLAGS, "--steps", "6"))
+    check_same_bits(tmp_path / "run", undisturbed(*FLAGS, "--steps", "6"))
     assert number > 8
     for at in range(number):
         assert again(at) == whole, (at, writes.seen[at])

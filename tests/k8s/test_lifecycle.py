@@ -1,6 +1,5 @@
 """delete, scale, suspend and resume against a small API server on a real socket."""
 
-import threading
 import time
 from types import SimpleNamespace
 
@@ -79,7 +78,7 @@ def test_a_short_job_that_may_not_be_deleted_is_an_error(api, k8s):
     assert "not deleted, as far as is known: job.batch/demo" in result.stderr
 
 
-def test_delete_waits_for_pods_and_for_the_collector(api, k8s):
+def test_delete_waits_for_pods_and_for_the_collector(api, k8s, monkeypatch):
     """Each is told; --no-wait does not, and a new job of the name ends the wait."""
     submit(k8s)
     pod = {"kind": "Pod", "metadata": {"name": "demo-worker-0", "labels": OURS}}
@@ -88,8 +87,9 @@ def test_delete_waits_for_pods_and_for_the_collector(api, k8s):
     gone = {"kind": "PyTorchJob", "name": "demo", "uid": "gone"}
     meta = {"name": "demo", "labels": OURS, "uid": "u"}
     api.put({"kind": "NetworkPolicy", "metadata": meta | {"ownerReferences": [gone]}})
-    threading.Timer(0.5, api.remove, ("Pod", "demo-worker-0")).start()
-    threading.Timer(1.5, api.remove, ("NetworkPolicy", "demo")).start()
+    rest = [("Pod", "demo-worker-0"), ("NetworkPolicy", "demo")]
+    its_time = SimpleNamespace(**vars(time) | {"sleep": lambda _: api.remove(*rest.pop(0))})
+    monkeypatch.setattr(lifecycle, "time", its_time)
     result = k8s("delete", "demo")
     assert result.exit_code == 0 and api.all() == []
     told = result.stderr.splitlines()

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from support.local_jobs import job, kinds, pod_file, status
@@ -42,31 +41,6 @@ def test_a_killed_pod_takes_all_of_its_processes_along(start, tmp_path):
     assert not any(map(alive, pids))
     pod_file(tmp_path, "end").touch()
     assert process.wait(20) == 0
-
-
-SEMAPHORE = """
-import multiprocessing
-if once(name):
-    lock = multiprocessing.get_context("forkserver").Lock()
-    (runs / f"{name}.sem.tmp").write_text("sem." + lock._semlock.name.strip("/"))
-    (runs / f"{name}.sem.tmp").rename(runs / f"{name}.sem")
-    time.sleep(300)
-wait("end")
-"""
-
-
-@pytest.mark.parametrize("victim", ["pod", "runner"])
-def test_what_is_killed_leaves_no_semaphore(start, tmp_path, victim):
-    """/dev/shm is the machine's: multiprocessing's tracker gets the time to tidy up there."""
-    process = start(job(SEMAPHORE, replicas=1))
-    name = until(lambda: pod_file(tmp_path, "job-worker-0.sem").read_text())
-    semaphore = Path("/dev/shm", name)
-    assert semaphore.exists()
-    pid = status(tmp_path)["pods"]["job-worker-0"]["pid"]
-    os.kill(pid if victim == "pod" else process.pid, signal.SIGKILL)
-    until(lambda: not semaphore.exists())
-    pod_file(tmp_path, "end").touch()
-    assert process.wait(20) == (0 if victim == "pod" else -signal.SIGKILL)
 
 
 @pytest.mark.parametrize("guarded", [True, False])

@@ -46,7 +46,7 @@ def test_a_closed_output_does_not_end_the_job(start, tmp_path):
 def test_the_line_has_the_newest_step_and_the_numbers_of_rank_0s_log(tmp_path):
     """The step is that of the newest generation's last whole line; all else is what rank 0 says."""
     log = tmp_path / "job-worker-0.log"
-    progress = Progress(log, str(tmp_path))
+    progress = Progress([log], str(tmp_path))
     assert progress.line("pods 1/2") == "pods 1/2"
     (tmp_path / "log.9.jsonl").write_text('{"step": 121, "loss": 1.0}\n')
     newest = tmp_path / "log.10.jsonl"
@@ -64,6 +64,10 @@ def test_the_line_has_the_newest_step_and_the_numbers_of_rank_0s_log(tmp_path):
     assert progress.line("pods 2/2", 8).startswith("step 1/400  loss 0.500  44,000 tok/s")
     newest.write_text('{"step": 2, "loss": 0.25}\n')
     assert progress.line("pods 2/2", 8).startswith("step 2/400  loss 0.250  █▁  44,000 tok/s")
+    other = tmp_path / "job-worker-1.log"  # rank 0 moves to it
+    other.write_text("step 130/400  loss 2.0  lr 1.00e-03  9.0k tok/s  1 rank  0:30 left\n")
+    shown = Progress([log, other], str(tmp_path)).line("pods 1/2")
+    assert shown == "step 2/400  loss 0.250  9,000 tok/s  ETA 0:30  pods 1/2"
 
 
 # -- refusals ----------------------------------------------------------------------------------

@@ -218,7 +218,7 @@ def test_a_pod_that_is_not_there_is_refused_by_its_index(api, k8s, follow):
     assert k8s("logs", "demo", "--pod", "3", *follow).exit_code == (0 if follow else 2)
 
 
-PEER, RANK = "gptddp.launch: the group is lost", "gptddp.launch: rank 1: loss is nan"
+PEER, RANK = "gptddp.launch: the worker is lost", "gptddp.launch: rank 1: loss is nan"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from gptddp.k8s.render.companions import JOB_NAME
 
 CASES = sorted(Path(__file__).with_name("alerts").glob("*.yaml"))
 PAGE = (ROOT / "docs/alerts.md").read_text()
-ROLE = "training.kubeflow.org/job-role"  # label that the operator gives worker 0, as `master`
 # Of others: Prometheus itself, kube-state-metrics, NVIDIA's exporter, the client's collectors.
 OTHERS = {
     *("up", "ALERTS", "process_resident_memory_bytes"),
@@ -141,13 +140,13 @@ def test_the_component_makes_a_config_map_that_grafana_takes():
 
 
 @pytest.mark.parametrize("args", [[], ["--metrics-port", "9100"]])
-def test_the_pod_monitor_finds_worker_0_of_a_job(args):
+def test_the_pod_monitor_finds_the_pods_of_a_job(args):
     """Its labels and the port are those of the rendered pods and of the operator; the annotations
     name the same port, for a Prometheus that goes by them."""
     job = render_job(args=args)
     spec = yaml.safe_load((FOLDER / "podmonitor.yaml").read_text())["spec"]
     about = worker(job)["template"]["metadata"]
-    assert spec["selector"]["matchLabels"].items() <= (about["labels"] | {ROLE: "master"}).items()
+    assert spec["selector"]["matchLabels"].items() <= about["labels"].items()
     endpoint = spec["podMetricsEndpoints"][0]
     ports = {port["name"]: str(port["containerPort"]) for port in container(job)["ports"]}
     port = ports[endpoint["port"]]

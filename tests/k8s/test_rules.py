@@ -67,6 +67,12 @@ BROKEN = [
     ("environment", {"env": (("CI", "ghp_" + "a" * 36),)}, [], "variable CI: looks like a sec"),
     ("environment", {"env": (("DB", "postgres://me:pw@db/x"),)}, [], "variable DB"),
     ("containers", {}, ["--metrics-port", "23456"], "two ports have one containerPort"),
+    (
+        "containers",
+        {"nproc_per_node": 2},
+        ["--metrics-port", "23457"],
+        "two ports have one containerPort",
+    ),
     ("queue", {"priority": "high"}, [], "--priority: it is Kueue's"),
     ("queue", {"topology": "unconstrained"}, [], "add --queue NAME"),
 ]
@@ -78,7 +84,7 @@ PATCHES = [
     ("memory", in_container(resources={"limits": {"memory": "256Mi"}}), "--memory: 256Mi"),
     ("grace", in_pod(terminationGracePeriodSeconds=30), "30 s is not enough to commit"),
     ("environment", in_container(env=[{"name": "HF_TOKEN", "value": "x"}]), "HF_TOKEN=SECRET/KEY"),
-    ("environment", in_container(env=[{"name": "GPTDDP_MEMORY", "value": "/x"}]), "GPTDDP_MEMORY"),
+    ("environment", in_container(env=[{"name": "GPTDDP_GRACE_S", "value": "1"}]), "GPTDDP_GRACE_S"),
     ("environment", in_container(env=[]), "variable POD_NAME: the launcher needs it; keep it"),
     (
         "environment",
@@ -257,7 +263,6 @@ def test_images_of_every_form_and_what_only_resembles_a_secret_are_taken(flags):
     [
         ({"gpus": 8, "memory": "8Gi"}, "--memory 8Gi is less than the 63Gi that 8 processes"),
         ({"memory": "0.5Gi"}, "use --memory 3Gi, or leave it out"),
-        ({"gpus": 1, "shm": "64Mi"}, "use --shm 3Gi, or leave it out"),
     ],
 )
 def test_less_memory_than_the_model_needs_is_a_warning(flags, words):

@@ -56,6 +56,19 @@ def test_status_says_how_a_job_does(k8s, api, running):
     assert result.stderr == f"next: gptddp-k8s logs -f demo --kubeconfig {api.kubeconfig}\n"
 
 
+def test_the_step_is_that_of_the_pod_that_has_rank_0_now(k8s, api, running):
+    """Rank 0 has moved: the newest of its lines is in another pod's log, whatever others say."""
+    begun = "life 3: from memory, step 131 of 400"
+    api.logs["demo-worker-2"] = Log([(at(10), begun)])
+    lost = ["[rank 2] the world is over: lost a peer", "step 140/400 is none of ours"]
+    api.logs["demo-worker-1"] = Log([(at(20), line) for line in lost])
+    assert "130/400" not in k8s("status", "demo").stdout
+    step = "step 140/400  loss 3.0  lr 1.00e-03  45.2k tok/s  3 ranks  1:23 left"
+    api.logs["demo-worker-2"].lines.append((at(11), step))
+    shown = k8s("status", "demo").stdout
+    assert "140/400  loss 3.0000  45.2k tok/s" in shown and "rank 0:     demo-worker-2" in shown
+
+
 def test_status_has_formats_with_everything(k8s, running):
     """The same facts under names, and nothing else on stdout; wide has addresses."""
     result = k8s("status", "demo", "-o", "json")

@@ -137,7 +137,7 @@ def test_an_event_of_another_time_does_not_say_who_has_killed_a_pod():
 
 
 WORDS = """step 40/400  loss 3.2144  lr 1.00e-03  45.2k tok/s  4 ranks  1:23 left
-gptddp.launch: the group is lost (ChildFailedError: x); joining again in 0.5 s
+gptddp.launch: the worker is lost (it x); it is started again in 0.5 s
 gptddp.launch: rank 2: shard 00003.parquet of /data cannot be read: page checksum
     row group 7: prepare the dataset again
 W1121 09:03:11.123 torch/distributed/elastic/agent: closing
@@ -183,8 +183,8 @@ def test_a_failed_job_whose_pods_are_gone_is_told_from_events():
         ("", ""),
         ("hello\n\n", "hello"),
         ("gptddp.launch: two\nlines \nW1121 09:03 agent\nmore\n", "two lines"),
-        ("a\ngptddp.launch: the group is lost (x)\nKilled\n", "Killed"),
-        ("gptddp.launch: rank 1: no\ngptddp.launch: the group is lost\n", "rank 1: no"),
+        ("a\ngptddp.launch: the worker is lost (x)\nKilled\n", "Killed"),
+        ("gptddp.launch: rank 1: no\ngptddp.launch: the worker is lost\n", "rank 1: no"),
         ("x" * 900, "x" * 497 + "..."),
     ],
 )

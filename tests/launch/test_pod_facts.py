@@ -1,6 +1,7 @@
 """The environment of a pod, and torchrun's command line that is made of it."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ from support.pod_env import ENV
 
 from gptddp.distributed import environment
 from gptddp.errors import ConfigError
-from gptddp.launch.pod_facts import as_elastic, pod_from, torchrun_args
+from gptddp.launch.pod_facts import as_elastic, pod_from, seeds, torchrun_args
 
 
 def parsed(env: dict[str, str], *flags: str):
@@ -20,40 +21,60 @@ def parsed(env: dict[str, str], *flags: str):
 
 
 def test_torchrun_understands_the_command_line():
-    """Every option arrives, and no flag of the trainer is taken for one of torchrun's."""
+    """Every option arrives, and no flag of the trainer is taken for one of torchrun's. It is for
+    one worker that is started once, whatever the environment says."""
     args = parsed(ENV, "--run-dir", "/runs/demo", "--run", "x", "--log", "y")
-    assert (args.nnodes, args.nproc_per_node, args.rdzv_id) == ("2:4", "1", "demo-1a2b3c4d")
+    assert (args.nnodes, args.nproc_per_node, args.rdzv_id) == ("1", "1", "demo-1a2b3c4d")
     assert (args.rdzv_endpoint, args.local_addr) == ("demo-worker-0:23456", "demo-worker-1")
-    assert (args.max_restarts, args.monitor_interval, args.shutdown_timeout) == (1000, 0.1, 56)
+    assert (args.max_restarts, args.monitor_interval, args.shutdown_timeout) == (0, 0.1, 56)
     assert (args.start_method, args.run_path) == ("forkserver", True)
+    assert (args.rdzv_backend, args.rdzv_conf) == ("gptddp", "")
     assert args.training_script == "worker.py"
     assert args.training_script_args == ["--run-dir", "/runs/demo", "--run", "x", "--log", "y"]
 
 
-def test_the_manifests_rendezvous_settings_win():
-    """PET_RDZV_CONF replaces our values key by key, is_host too."""
-    conf = dict(pair.split("=") for pair in parsed(ENV).rdzv_conf.split(","))
-    assert conf["join_timeout"] == "600" and conf["last_call_timeout"] == "1"
-    assert conf["keep_alive_interval"] == "1" and conf["is_host"] == "0"
-    env = ENV | {"PET_RDZV_CONF": "is_host=1"}
-    assert "is_host=1" in parsed(env).rdzv_conf
+@pytest.mark.parametrize(
+    ("changes", "address"),
+    [
+        ({}, "demo-worker-1"),
+        ({"POD_NAME": ""}, "demo-worker-1"),
+        ({"POD_NAME": "", "HOSTNAME": ""}, socket.gethostname()),
+        ({"PET_RDZV_ENDPOINT": "127.6.3.1:2", "POD_ADDRESS": "127.6.3.2"}, "127.6.3.2"),
+    ],
+)
+def test_the_pod_knows_its_address(changes, address):
+    """A pod goes by its own address, else its name, else that of the machine."""
+    assert pod_from(ENV | changes).address == address
 
 
 @pytest.mark.parametrize(
-    ("changes", "address", "is_host"),
+    ("changes", "wanted"),
     [
-        ({}, "demo-worker-1", False),
-        ({"POD_NAME": "demo-worker-0"}, "demo-worker-0", True),
-        ({"POD_NAME": ""}, "demo-worker-1", False),
-        ({"PET_RDZV_ENDPOINT": "demo-worker-1.ns.svc:23456"}, "demo-worker-1", True),
-        ({"PET_RDZV_ENDPOINT": "127.6.3.1:2", "POD_ADDRESS": "127.6.3.1"}, "127.6.3.1", True),
-        ({"PET_RDZV_ENDPOINT": "127.6.3.1:2", "POD_ADDRESS": "127.6.3.2"}, "127.6.3.2", False),
+        ({}, "demo-worker-0:23456 demo-worker-1:23456 demo-worker-2:23456 demo-worker-3:23456"),
+        (
+            {"PET_RDZV_ENDPOINT": "demo-worker-0.ns.svc:9", "PET_NNODES": "2"},
+            "demo-worker-0.ns.svc:9 demo-worker-1.ns.svc:9",
+        ),
+        (
+            {"PET_RDZV_ENDPOINT": "a-master-0:9", "PET_NNODES": "3"},
+            "a-master-0:9 a-worker-0:9 a-worker-1:9 a-worker-2:9",
+        ),
+        (
+            {"PET_RDZV_ENDPOINT": "127.6.3.100:9", "PET_NNODES": "3"},
+            "127.6.3.100:9 127.6.3.101:9 127.6.3.102:9",
+        ),
+        (
+            {"PET_RDZV_ENDPOINT": "node7:9", "PET_NPROC_PER_NODE": "3"},
+            "node7:9 node7:10 node7:11",
+        ),
+        ({"PET_RDZV_ENDPOINT": "10.0.0.7:9"}, "10.0.0.7:9"),
+        ({"PET_RDZV_ENDPOINT": "[fd00::7]:9"}, "[fd00::7]:9"),
     ],
 )
-def test_the_pod_knows_its_address_and_whether_it_hosts(changes, address, is_host):
-    """A pod goes by its own address, else its name; the one the endpoint names is the host."""
-    pod = pod_from(ENV | changes)
-    assert (pod.address, pod.is_host) == (address, is_host)
+def test_who_is_looked_for(changes, wanted):
+    """All pods whose names or addresses follow from the endpoint's, so that it may be gone itself;
+    a port for each worker of a pod."""
+    assert seeds(pod_from(ENV | changes)) == wanted.split()
 
 
 MASTER = {
@@ -67,17 +88,11 @@ MASTER = {
 
 
 def test_a_job_with_a_master_has_a_fixed_size_and_meets_there():
-    """What the operator tells without an elasticPolicy: node 0 hosts, by number and not by name."""
+    """What the operator tells without an elasticPolicy; with one, its endpoint counts."""
     pod = pod_from(MASTER)
-    assert (pod.endpoint, pod.nodes, pod.is_host) == ("demo-master-0:23456", (3, 3), True)
-    renamed = MASTER | {"HOSTNAME": "node7"}  # hostNetwork
-    assert pod_from(renamed).is_host
-    assert not pod_from(renamed | {"PET_NODE_RANK": "2"}).is_host
-    worker = MASTER | {"HOSTNAME": "demo-worker-1", "PET_NODE_RANK": "2"}
-    assert (pod_from(worker).address, pod_from(worker).is_host) == ("demo-worker-1", False)
-    assert "is_host=0" in parsed(worker).rdzv_conf and parsed(worker).nnodes == "3:3"
-    both = worker | {"PET_RDZV_ENDPOINT": "demo-worker-1:23456"}  # a Master and an elasticPolicy
-    assert pod_from(both).is_host and pod_from(both).endpoint == "demo-worker-1:23456"
+    assert (pod.endpoint, pod.nodes) == ("demo-master-0:23456", (3, 3))
+    both = MASTER | {"PET_RDZV_ENDPOINT": "demo-worker-1:23456"}  # a Master and an elasticPolicy
+    assert pod_from(both).endpoint == "demo-worker-1:23456"
 
 
 def test_a_pod_of_a_job_with_a_master_does_not_pass_for_a_worker(monkeypatch):
@@ -97,9 +112,9 @@ def test_a_pod_of_a_job_with_a_master_does_not_pass_for_a_worker(monkeypatch):
 
 
 def test_without_an_operator_the_pod_is_the_whole_job():
-    """No PET_*: one worker, its own host, on loopback."""
+    """No PET_*: one worker, on loopback, that looks for nobody."""
     pod = pod_from({"HOSTNAME": "laptop"})
-    assert (pod.nodes, pod.workers, pod.is_host) == ((1, 1), 1, True)
+    assert (pod.nodes, pod.workers, seeds(pod)) == ((1, 1), 1, [])
     assert pod.address == "127.0.0.1" and pod.largest_world == 1
 
 
@@ -113,7 +128,6 @@ def test_without_an_operator_the_pod_is_the_whole_job():
         ("PET_NPROC_PER_NODE", "cpu"),
         ("PET_RDZV_ENDPOINT", ""),
         ("PET_RDZV_ENDPOINT", "demo-worker-0"),
-        ("PET_RDZV_CONF", "join_timeout=soon"),
         ("GPTDDP_GRACE_S", "1m"),
         ("GPTDDP_RENDEZVOUS_KEY", "too short"),
         ("PET_MASTER_PORT", ""),

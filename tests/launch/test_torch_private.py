@@ -4,26 +4,24 @@ import ast
 import importlib
 import re
 import sys
+import types
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as td
-import torch.distributed.launcher.api
 from support.forked import fork
 from support.paths import ROOT
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 import gptddp
 from gptddp.distributed import torch_private
-from gptddp.distributed.peers import is_lost_peer
-from gptddp.distributed.torch_private import LAUNCHER, TRAINER, VERIFIED
+from gptddp.distributed.lost import is_lost_peer
+from gptddp.distributed.torch_private import NAMES, VERIFIED
 from gptddp.errors import ConfigError
 
-PRIVATE = Path(torch_private.__file__).parent
+PRIVATE = Path(torch_private.__file__)
 KINDS = ("foreign", "own", "methods")
-HALVES = [PRIVATE / "torch_private.py", PRIVATE / "torch_private_elastic.py"]
 
 
 def private_names(path, kind):
@@ -42,56 +40,45 @@ def private_names(path, kind):
 def test_private_names_of_others_are_used_in_one_place():
     """No other module takes one, but for `os._exit` and `sys._current_frames`, which are public."""
     for path in Path(gptddp.__file__).parent.rglob("*.py"):
-        if path not in HALVES:
+        if path != PRIVATE:
             assert private_names(path, "foreign") <= {"_exit", "_current_frames"}, path
 
 
 def test_the_list_of_names_is_what_is_used():
-    """Every private name that the two modules take or override is checked, and no other."""
-    used = {it for path in HALVES for kind in KINDS for it in private_names(path, kind)}
-    used -= {"_server", "_forkserver_authkey", "_prefix"}  # ours; one that may be missing; ours
+    """Every private name that the module takes or overrides is checked, and no other."""
+    used = {it for kind in KINDS for it in private_names(PRIVATE, kind)}
+    used -= {"_server", "_forkserver_authkey"}  # ours; one that may be missing
     listed = set()
-    for names in (*TRAINER.values(), *LAUNCHER.values()):
+    for names in NAMES.values():
         for name, shape in names.items():
-            listed |= {*name.split("."), *re.findall(r"\w+", shape if "{" in shape else "")}
-    reached = {"_RendezvousContext", "_DistributedRendezvousOpExecutor"}  # by a member of others
-    assert used | reached == {it for it in listed if it.startswith("_")}
+            listed |= {name, *re.findall(r"\w+", shape if "{" in shape else "")}
+    assert used == {it for it in listed if it.startswith("_")}
 
 
-def refused(*tables):
-    with pytest.raises(ConfigError) as caught:
-        torch_private.check_torch(*tables)
+def refused(monkeypatch, table):
+    with monkeypatch.context() as patch, pytest.raises(ConfigError) as caught:
+        patch.setattr(torch_private, "NAMES", table)
+        torch_private.check_torch()
     return str(caught.value)
 
 
 ALL = [
-    (f"{module}:{name}", shape)
-    for table in (TRAINER, LAUNCHER)
-    for module, names in table.items()
-    for name, shape in names.items()
+    (f"{module}:{name}", shape) for module, names in NAMES.items() for name, shape in names.items()
 ]
 
 
 @pytest.mark.parametrize(("name", "shape"), ALL, ids=[name for name, _ in ALL])
 def test_what_is_missing_or_has_changed_is_told_at_the_start(monkeypatch, name, shape):
     """The message has the name, what is installed, where it was read and the fix."""
-    torch_private.check_torch(TRAINER, LAUNCHER)  # the unchanged torch passes
-    module, _, path = name.partition(":")
+    torch_private.check_torch()  # the unchanged torch passes
+    module, _, last = name.partition(":")
     owner = importlib.import_module(module)
-    *classes, last = path.split(".")
-    for part in classes:
-        owner = getattr(owner, part)
-    whole, table = f"{module}.{path}", {module: {path: shape}}
+    whole, table = f"{module}.{last}", {module: {last: shape}}
     if shape:
         monkeypatch.setattr(owner, last, lambda other, *, new: None)
-        assert whole in refused(table)
-        monkeypatch.undo()
-    if hasattr(owner, last):
-        for it in filter(lambda it: last in vars(it), getattr(owner, "__mro__", [owner])):
-            monkeypatch.delattr(it, last)
-    else:  # a member that only instances have
-        monkeypatch.setattr(owner, "__init__", lambda self: None)
-    message = refused(table)
+        assert whole in refused(monkeypatch, table)
+    monkeypatch.delattr(owner, last)
+    message = refused(monkeypatch, table)
     assert f"has no {whole}, which gptddp needs" in message
     torchs = module.startswith("torch")
     assert (
@@ -113,27 +100,16 @@ def test_what_is_missing_or_has_changed_is_told_at_the_start(monkeypatch, name, 
 )
 def test_another_signature_is_not_what_was_read(monkeypatch, value):
     """A call that would fail in the middle of a run is refused at the start."""
-    name = "_remove_participant_epilogue"
-    monkeypatch.setattr(dynamic_rendezvous, name, value)
-    assert f"{name} that is not called with (state, settings)" in refused(LAUNCHER)
+    module = types.ModuleType("gptddp_read")
+    module.call = value
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    table = {module.__name__: {"call": "(state, settings)"}}
+    assert "call that is not called with (state, settings)" in refused(monkeypatch, table)
 
 
-def test_a_new_field_of_the_state_is_refused(monkeypatch):
-    """Our JSON would lose it without a word; and so it is with what a holder must do."""
-    fields = dynamic_rendezvous._RendezvousState.__annotations__
-    monkeypatch.setitem(fields, "spares", "set")
-    assert "_RendezvousState with other members than {=round" in refused(LAUNCHER)
-    monkeypatch.undo()
-    holder = dynamic_rendezvous._RendezvousStateHolder
-    monkeypatch.setattr(holder, "__abstractmethods__", {"state", "sync", "mark_dirty", "close"})
-    assert "_RendezvousStateHolder with other members" in refused(LAUNCHER)
-
-
-def test_what_only_an_instance_has_is_looked_for_too():
-    """A member that no __init__ sets is missing, and so is a whole module."""
-    dynamic = dynamic_rendezvous.__name__
-    for module, name in [(dynamic, "_RendezvousState._gone"), ("torch.gone", "x")]:
-        assert f"has no {module}.{name}" in refused({module: {name: ""}})
+def test_a_module_that_is_gone_is_missing(monkeypatch):
+    """By the name that is wanted of it."""
+    assert "has no torch.gone.x" in refused(monkeypatch, {"torch.gone": {"x": ""}})
 
 
 def test_a_trainer_without_the_launcher_checks_its_half(tmp_path):

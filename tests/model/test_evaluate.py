@@ -109,6 +109,20 @@ def test_no_micro_batch_is_evaluated_twice(monkeypatch):
     assert sorted(map(len, mine)) == [2, 2, 3] and len(set(sum(mine, []))) == 7
 
 
+def test_an_evaluation_that_a_lost_peer_ends_leaves_the_model_in_training():
+    """Else the steps after it would have no dropout."""
+    tokenizer, c = byte_tokenizer(), settings(seq_len=16, micro_batch=2)
+    net, rows = gpt.build(c, tokenizer.vocab_size, CPU), some_rows(3, 16, tokenizer.vocab_size)
+
+    def lost(_: Tensor) -> Tensor:
+        raise RuntimeError("Connection closed by peer")
+
+    world: Any = SimpleNamespace(rank=0, world_size=2, device=CPU, all_reduce=lost)
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        evaluate(net, rows, tokenizer, c, world)
+    assert net.training
+
+
 def test_no_tensor_has_the_logits_of_a_micro_batch():
     """The largest is the logits of one chunk, or what the model holds without a vocabulary."""
     c = settings(seq_len=1024, micro_batch=4)

@@ -30,6 +30,12 @@ def summed(world, gradients, exponents=None, kind=ExactSums, targets=1, bias=Fal
     sums = kind(ddp, len(gradients), world)
     if exponents is not None:
         sums.tensors()["sums.exponents"].copy_(torch.tensor(exponents))
+    passes = step(ddp, sums, gradients, targets)
+    return net.weight.grad.flatten().clone(), passes, sums
+
+
+def step(ddp, sums, gradients, targets=1):
+    """Passes that it took."""
     factor, passes, done = sums.begin(targets), 0, None
     while done is None:
         passes += 1
@@ -50,7 +56,7 @@ def summed(world, gradients, exponents=None, kind=ExactSums, targets=1, bias=Fal
                 sums.close(slot)
         done = sums.finish()
     assert done == pytest.approx(0.5 * len(gradients), nan_ok=True)
-    return net.weight.grad.flatten().clone(), passes, sums
+    return passes
 
 
 def normal(n=1000, scale=1.0):
@@ -168,11 +174,59 @@ def test_a_tensor_without_gradients_is_no_reason_to_do_a_step_again_for_ever(wor
     assert passes == 1 and not found.any()
 
 
-def test_a_reduction_that_fails_ends_the_step(world, monkeypatch):
-    """What has come of it so far is no gradient."""
+@pytest.mark.parametrize("kind", [ExactSums, FastSums])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_reduction_that_fails_ends_the_step_and_leaves_nothing_to_the_next(
+    world, monkeypatch, kind, at_once
+):
+    """The backward pass comes to its end, the step does not; done again, it has the same bits."""
+    net = nn.Linear(1000, 1, bias=False)
+    ddp = DDP(net, gradient_as_bucket_view=True)
+    sums, gradients = kind(ddp, SLOTS, world), normal()
+    step(ddp, sums, gradients)
+    wanted = net.weight.grad.clone()
+    net.weight.grad.zero_()
+    error = RuntimeError("Connection closed by peer")
     failed = torch.futures.Future()
-    failed.set_exception(RuntimeError("Connection closed by peer"))
-    work = SimpleNamespace(get_future=lambda: failed)
-    monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, async_op: work)
+    failed.set_exception(error)
+
+    def all_reduce(*_, async_op=False):
+        if at_once:
+            raise error
+        return SimpleNamespace(get_future=lambda: failed, wait=failed.wait)
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    finished = []
+    monkeypatch.setattr(sums, "finish", lambda: finished.append(1) or type(sums).finish(sums))
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
-        summed(world, normal(), 30)
+        step(ddp, sums, gradients)
+    assert finished
+    monkeypatch.undo()
+    net.weight.grad.zero_()
+    step(ddp, sums, gradients)
+    assert torch.equal(net.weight.grad, wanted)
+
+
+@pytest.mark.parametrize("kind", [ExactSums, FastSums])
+def test_all_reductions_of_a_pass_are_over_before_it_fails(world, monkeypatch, kind):
+    """One that still goes on would write into the gradients of the step that is begun again."""
+    net = nn.Linear(1000, 1)
+    ddp = DDP(net, gradient_as_bucket_view=True, bucket_cap_mb=1e-6)
+    sums, works, over = kind(ddp, SLOTS, world), [], []
+    step(ddp, sums, normal())
+
+    def wait(work):
+        over.append(work)
+        if len(over) == 1:
+            raise RuntimeError("Connection closed by peer")
+        return work.wait()
+
+    def all_reduce(*given, real=torch.distributed.all_reduce, **options):
+        works.append(real(*given, **options))
+        return works[-1]
+
+    monkeypatch.setattr(world, "wait", wait)
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        step(ddp, sums, normal())
+    assert len(works) == 2 and over == works

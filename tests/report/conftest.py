@@ -27,15 +27,12 @@ sys.exit(train.main(sys.argv[1:]))
 def killed(corpus, tmp_path_factory):
     """The directory of a run of two ranks that has lost one of them, and was finished by two."""
     folder = tmp_path_factory.mktemp("killed")
-    (folder / "memory").mkdir()
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(folder / "run")]
     flags += ["--steps", str(STEPS), "--eval-every", "4", "--keep", "9"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GPTDDP_MEMORY", str(folder / "memory"))
-        survivor, victim = ranks(2, *flags, code=KILLED, env=os.environ)
-        assert victim.wait(120) == -9
-        assert survivor.wait(120) == 1, survivor.stderr.read()
-        train(2, *flags)
+    survivor, victim = ranks(2, *flags, code=KILLED, env=os.environ)
+    assert victim.wait(120) == -9
+    assert survivor.wait(120) == 1, survivor.stderr.read()
+    train(2, *flags)
     return folder / "run"
 
 

@@ -77,6 +77,19 @@ def test_the_ranks_over_time_add_up_to_the_same_sums(killed, tmp_path):
     assert owned(killed) == pytest.approx(summary.read(killed).owners.so_far(), abs=0.01)
 
 
+def test_a_rank_that_is_lost_within_a_life_is_no_restart(tmp_path):
+    """It is told with the pause; from then on the sums have the seconds of the others only."""
+    path = write(tmp_path / "run", 100, ranks=3, lost=50)
+    run, page = read(path), draw(path, out=tmp_path / "report.html")
+    drawn = sum((it.seconds.sum(1) for it in strip.stretches(run)), np.zeros(len(OWNERS)))
+    assert dict(zip(OWNERS, drawn, strict=True)) == pytest.approx(owned(path), rel=0.01, abs=0.02)
+    assert {it.seconds.shape[1] for it in strip.stretches(run)} == {2, 3}
+    assert "Ranks were lost or came once, with a pause of 3.5 s." in page
+    (text,) = marks(figures(page)["loss"], "event")
+    assert text == "lost rank 2 (job-worker-1): it was killed; 2 ranks go on after 3.50 s"
+    assert not marks(figures(page)["loss"], "restart")
+
+
 def owned(path):
     """Rank-seconds of all events of a ledger."""
     found = Owners()

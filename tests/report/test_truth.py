@@ -40,7 +40,7 @@ def test_numbers_that_are_none_cost_their_own_place_only(tmp_path, written):
     change(written / "log.1.jsonl", {"grad_norm": 10**400, "loss": float("inf")}, step=4)
     change(written / "log.3.jsonl", {"tokens": 10**400, "train_s": float("nan")}, step=60)
     ledger = written / "ledger.jsonl"
-    change(ledger, {"total_s": float("nan"), "detect_s": 10**400}, event="recovered", generation=2)
+    change(ledger, {"total_s": float("nan"), "reform_s": 10**400}, event="recovered", generation=2)
     change(ledger, {"time": 1e300}, event="stop")
     for lives in ({"generation": 3}, {}):
         change(ledger, {"world_size": 10**9}, event="start", **lives)
@@ -68,7 +68,7 @@ def test_a_stop_is_not_called_a_world_that_forms(tmp_path):
     run = write(tmp_path / "run", 60, lives=3, stop_s=600.0)
     page = draw(run, out=tmp_path / "report.html")
     splits = [row[7] for row in table(page, "Lives and restarts")[2:]]
-    assert "stopped 3.0 s" in splits[0] and "reforming 3.0 s" in splits[1]
+    assert "stopped 3.5 s" in splits[0] and "reforming 3.5 s" in splits[1]
 
 
 def test_losses_of_two_datasets_are_not_compared_without_a_word(tmp_path, written):

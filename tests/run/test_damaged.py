@@ -90,18 +90,6 @@ def test_a_link_in_the_place_of_a_file_is_refused(run_dir, goes_on, capsys, name
     assert last_step(run_dir) == 2
 
 
-@pytest.mark.parametrize("name", ["faults", "checkpoints/.tmp", "checkpoints/.trash"])
-@pytest.mark.parametrize("link", [False, True])
-def test_what_is_in_the_place_of_a_folder_is_refused(run_dir, goes_on, capsys, name, link):
-    """At the start: else nothing is saved, nothing deleted or no error counted, life after life."""
-    shutil.rmtree(run_dir / name, ignore_errors=True)
-    (run_dir / name).symlink_to("nowhere") if link else (run_dir / name).write_text("precious")
-    assert goes_on() == 2
-    assert f"{run_dir / name}': move away the file" in capsys.readouterr().err
-    (run_dir / name).unlink()
-    assert goes_on() == 0
-
-
 def test_a_ledger_of_another_run_is_refused(run_dir, begun, goes_on, capsys):
     """Its checkpoints are not the ledger's: exit code 4, and nothing is done. With its own ledger
     put back the run goes on."""

@@ -46,8 +46,8 @@ def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(
     state_fp, as every last step has."""
     agree, calls = training_life.agree, itertools.count()
 
-    def stopped(batch, stop, *rest):
-        return agree(batch, stop or next(calls) == 3, *rest)
+    def stopped(batch, said, *rest):
+        return agree(batch, (said[0] or next(calls) == 3, *said[1:]), *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(training_life, "agree", stopped)

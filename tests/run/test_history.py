@@ -6,10 +6,8 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
-from support.waiting import until
 
 from gptddp.files import lock
 from gptddp.run import lines, summary
@@ -51,29 +49,6 @@ def test_round_trip(tmp_path):
     log.sync()
     assert list(history(tmp_path)) == [line, {"step": 2, "loss": None, "grad_norm": None}]
     assert (tmp_path / "log.1.jsonl").read_bytes().count(b"\n") == 2
-
-
-def test_what_is_to_be_durable_soon_is_so_when_the_disk_allows(tmp_path, monkeypatch):
-    """The one who asks does not wait; the file's thread tries again, and then rests."""
-    log, syncs, fsync = RunLog(tmp_path, 1), [], os.fsync
-    monkeypatch.setattr(lines, "RETRY_S", 0.01)
-
-    def failing(fd):
-        syncs.append(fd)
-        if len(syncs) == 1:
-            raise OSError(errno.EIO, "the disk")
-        fsync(fd)
-
-    log.append({"step": 1})
-    assert log.durable_step == 0
-    monkeypatch.setattr(os, "fsync", failing)
-    log.sync_soon()
-    until(lambda: log.durable_step == 1)
-    puts, put = [], log._put
-    log._put = lambda **how: (puts.append(how), put(**how))
-    time.sleep(0.05)
-    assert puts == [] and len(syncs) == 2
-    log.close()
 
 
 def test_history_takes_the_highest_generation_of_each_step(tmp_path):

@@ -227,16 +227,6 @@ def test_a_directory_that_becomes_unusable_during_the_wait(tmp_path, holder, mon
     assert time.monotonic() - began > 0.9 * EXPIRY_S
 
 
-def test_whose_lease_it_is(tmp_path, acquire):
-    """A pod may save for the run while its lease is of a life that the pod was in, or nobody's."""
-    assert lease.is_theirs(tmp_path, [])
-    acquire("job", "life 2").close()
-    assert lease.is_theirs(tmp_path, ["life 1", "life 2"])
-    assert not lease.is_theirs(tmp_path, ["life 1"]) and not lease.is_theirs(tmp_path, [])
-    (tmp_path / LEASE).write_text("{")
-    assert not lease.is_theirs(tmp_path, ["life 2"])
-
-
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"\xff\0", b'{"owner": 1}', b"x" * 9999])
 def test_a_torn_or_foreign_lease_runs_out(tmp_path, acquire, caplog, text):
     """What cannot be understood is no crash and no lock for ever: it is waited out, with a word."""

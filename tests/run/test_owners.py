@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 from support.forked import ranks
@@ -11,7 +10,7 @@ from support.toy import SMALL
 from gptddp.run import summary
 from gptddp.run.history import history, read_ledger
 from gptddp.run.owners import Owners
-from gptddp.run.recovery import UNKNOWN, last_life
+from gptddp.run.recovery import last_life
 
 # In one step rank 1 of two reads its rows 2 s late, and rank 0 computes 2 s longer; rank 0 takes
 # 2 s longer for a copy of its state, and for its books; both evaluate for 2 s more.
@@ -19,8 +18,8 @@ DELAYED = """
 import os, sys, time
 from gptddp import train
 from gptddp.training import life, quarantine
-from gptddp.training.late_save import LateSave
 from gptddp.training.recorder import Recorder
+from gptddp.training.saves import Saves
 def late(work, calls, *ranks):
     def called(*args):
         calls.append(1)
@@ -31,7 +30,7 @@ def late(work, calls, *ranks):
 quarantine.next_batch = late(quarantine.next_batch, [], "1")
 train.forward_backward = late(train.forward_backward, [], "0")
 life.evaluate = late(life.evaluate, [1, 1, 1], "0", "1")
-LateSave.copy = late(LateSave.copy, [1, 1, 1], "0")
+Saves.save = late(Saves.save, [1, 1, 1], "0")
 Recorder.step = late(Recorder.step, [], "0")
 sys.exit(train.main(sys.argv[1:]))
 """
@@ -185,6 +184,21 @@ def test_steps_done_again_and_lost_again_are_done_again():
     assert owned_by(start, end | {"step": 10}, third)["training"] == 2 * 8
 
 
+def test_each_world_of_a_life_has_a_table_of_its_own():
+    """One of two ranks is lost and comes back; a save of before ends behind that."""
+    moved = {"event": "world", "generation": 1, "phases": ONE["phases"], "since_s": 1.0}
+    away = moved | {"time": 1025.0, "at": 1023.0, "step": 9, "world_size": 1}
+    back = away | {"time": 1030.0, "at": 1029.0, "world_size": 2}
+    back |= {"phases": {"step": [3.0]}}
+    late = {"event": "checkpoint", "generation": 1, "time": 1032.0, "step": 9}
+    late |= {"phases": ONE["phases"]}
+    soon = back | {"time": 1036.0, "at": 1035.0, "phases": {}, "since_s": 5.0}
+    wanted = {"start": 4, "training": 43, "detection": 3, "reforming": 4}
+    assert owned_by(ONE["start"], away, back) == wanted
+    wanted |= {"detection": 13, "reforming": 6}  # no step was done in the last of them
+    assert owned_by(ONE["start"], away, back, late, soon) == wanted
+
+
 @pytest.mark.parametrize(
     ("marks", "owner"),
     [({}, "stopped"), ({"goes_on": True}, "reforming"), ({"restarts": 1}, "reforming")],
@@ -205,23 +219,15 @@ def test_a_clock_that_jumps_in_a_life_makes_no_second(ahead_s):
     assert owned == {"training": 40, "start": 4, "checkpoint": 2, "stopped": 2 * 17}
 
 
-def lost(run: Path, generation: int, fault: dict | None) -> dict:
-    """What the next life says of one whose last step was at 30.0, by this fault in a snapshot."""
-    last = last_life(summary.Summary(life=generation), {"step": 3, "time": 30.0}, fault, run)
-    return dict(last.spent)
+def test_a_life_that_left_no_word_has_the_phases_of_its_own_log(tmp_path):
+    """And none where its log has none."""
 
+    def lost(generation: int) -> dict:
+        line = {"step": 3, "time": 30.0}
+        return dict(last_life(summary.Summary(life=generation), line, tmp_path).spent)
 
-def test_the_phases_of_an_older_life_are_not_those_of_one_that_left_no_word(tmp_path):
-    """Lost before its first step, it leaves the snapshot of the life before as it was.
-
-    Nor does a copy for a late save say how the life has ended: its log knows more.
-    """
-    fault = {"cause": "lost", "time": 5.0, "generation": 1, "phases": {"step": [1.0]}}
-    assert lost(tmp_path, 1, fault) == {"phases": fault["phases"], "survived": True}
-    assert lost(tmp_path, 2, fault) == {"survived": False}
     table = {"step": 2, "time": 28.0, "phases": {"step": [9.0]}, "since_s": 0.5}
     lines = [table, {"step": 3, "time": 30.0}]
     (tmp_path / "log.1.jsonl").write_text("".join(json.dumps(it) + "\n" for it in lines))
-    logged = {"phases": {"step": [9.0]}, "since_s": 2.5, "survived": False}
-    assert lost(tmp_path, 1, None) == logged
-    assert lost(tmp_path, 1, fault | {"cause": UNKNOWN}) == logged
+    assert lost(1) == {"phases": {"step": [9.0]}, "since_s": 2.5, "survived": False}
+    assert lost(2) == {"survived": False}

@@ -117,6 +117,13 @@ def unseen(**spec):
     return of(made, state="Created")
 
 
+def taken_over():
+    """A step was logged long ago, in another pod's log; rank 0 has been in this one since then."""
+    facts = quiet(None, lines=())
+    line = "life 2: from memory, step 171 of 400"
+    return replace(facts, log=[(datetime.fromtimestamp(facts.now - 9, UTC), line)])
+
+
 def quiet(last_step_s, now_s=700, lines=("waiting for pods: 1 are here",), label="gptddp"):
     """One pod that runs since second 1; its log has a step, and then these lines."""
     start = datetime.fromtimestamp(seconds(at(0)), UTC)
@@ -275,6 +282,7 @@ WELL = [
     Facts(job("Created", "Running"), [pod(n) for n in range(4)], (), NOW),
     Facts(job("Succeeded"), [pod(0, DONE)], (), NOW),
     quiet(690),  # a step ten seconds ago
+    taken_over(),
     quiet(None, now_s=200),  # it has just begun
     quiet(None, label="theirs"),  # another trainer, whose lines are unknown
     of_world(2, 1, 1),  # for less than two minutes

@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support.waiting import until
 
-from gptddp.run.history import history
+from gptddp.run.history import history, read_ledger
 
 # `tiny` with shorter rows: a step of four ranks on two cores takes a few tenths of a second.
 TINY = ["--preset=tiny", "--seq-len=64", "--precision=fp32", "--eval-tokens=512"]
@@ -56,6 +59,11 @@ class Job:
 
     def submit(self, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         return cli(self.namespace, "submit", "--name", self.name, *options, code=code)
+
+    def seen(self) -> dict[str, Any] | None:
+        """The progress that `status` shows."""
+        shown: dict[str, Any] = json.loads(self.cli("status", "-o", "json").stdout)
+        return shown["progress"]
 
     # -- through the API ---------------------------------------------------------------------
 
@@ -120,15 +128,99 @@ class Job:
             raise AssertionError(f"{error}\n{status.stdout}{status.stderr}") from None
         return found
 
+    # -- its faults --------------------------------------------------------------------------
+
+    def worlds(self) -> list[dict[str, Any]]:
+        """How its ranks have changed: the events of the ledger, oldest first."""
+        return [event for event in read_ledger(self.run) if event["event"] == "world"]
+
+    def rank_0(self) -> int:
+        """The index of the pod that has rank 0."""
+        worlds = self.worlds()
+        return int(worlds[-1]["pods"][0].rpartition("-")[2]) if worlds else 0
+
+    def gap_s(self, step: int) -> tuple[float, float]:
+        """Seconds from this step to the next, beyond what a step has taken before it; and that."""
+        times = {line["step"]: line["time"] for line in self.lines()}
+        usual_s = statistics.median(
+            times[it] - times[it - 1] for it in range(step - 9, step + 1) if it - 1 in times
+        )
+        return max(0.0, times[step + 1] - times[step] - usual_s), usual_s
+
     def recover(
         self, fault: Callable[[], Any], world_size: int = 4, timeout_s: float = 120
-    ) -> float:
-        """Seconds from a fault to the next new step by a world of this size, in a later life."""
-        at, before = time.time(), max(self.lives(), default=0)
+    ) -> "Recovery":
+        """Do harm, and wait until `world_size` ranks train on.
+
+        No rank may be lost but those of the pods that were hit, and no life may begin.
+        """
+        before, known, at = self.workers(), len(read_ledger(self.run)), time.time()
+        old = len(self.worlds())
         fault()
-        until(lambda: max(self.lives()) > before, "a step of a new life", timeout_s)
-        # What the old world still finished while the fault was on its way is not new.
-        old = max(
-            line["step"] for life, lines in self.lives().items() for line in lines if life <= before
+
+        def whole() -> list[dict[str, Any]] | None:
+            new = self.worlds()[old:]
+            done = new and new[-1]["world_size"] == world_size and any(it["lost"] for it in new)
+            return new if done and self.last_step() > new[-1]["step"] else None
+
+        try:
+            what = f"{world_size} ranks that have gone on"
+            events = until(whole, what, timeout_s, poll_s=0.1)
+        except AssertionError as error:
+            status = self.cli("status", code=None)
+            raise AssertionError(f"{error}\n{status.stdout}{status.stderr}") from None
+        lost = {it["pod"] for event in events for it in event["lost"]}
+        after = self.workers()
+        assert {pod: after.get(pod) for pod in before if pod not in lost} == {
+            pod: before[pod] for pod in before if pod not in lost
+        }, f"who was not hit has another worker; lost: {lost}"
+        starts = [it for it in read_ledger(self.run)[known:] if it["event"] == "start"]
+        assert all(it["source"] == "memory" and not it["redo"] for it in starts), starts
+        hit = [event for event in events if event["lost"]]
+        back = [self.gap_s(event["step"])[0] for event in events if event["joined"]]
+        seconds, step_s = self.gap_s(hit[0]["step"])
+        return Recovery(
+            seconds=seconds,
+            step_s=step_s,
+            pause_s=hit[0]["pause_s"],
+            back_s=max(back, default=None),
+            whole_s=events[-1]["time"] - at,
+            lost=lost,
+            events=events,
         )
-        return float(self.reach(old, world_size, timeout_s, after=before)["time"]) - at
+
+    def workers(self) -> dict[str, tuple[str, str]]:
+        """Of each pod that runs: pid and start of its worker, as its node knows them."""
+        pods = {it["metadata"]["uid"]: it for it in self.pods()}
+        found: dict[str, tuple[int, tuple[str, str]]] = {}  # with its memory: the worker's is most
+        for node in {it["spec"].get("nodeName") for it in pods.values()} - {None}:
+            command = ["docker", "exec", node, "sh", "-c", _PROCESSES]
+            told = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+            stats = {line.split(" ", 1)[0]: line for line in told.splitlines() if "/" not in line}
+            for pid, uid in re.findall(r"^(\d+)/cgroup:pod(\S+)$", told, re.M):
+                pod, stat = pods.get(uid.replace("_", "-")), stats.get(pid, "").rpartition(")")[2]
+                if pod and stat:
+                    name, memory = pod["metadata"]["name"], int(stat.split()[21])
+                    if memory > found.get(name, (0,))[0]:
+                        found[name] = memory, (pid, stat.split()[19])
+        return {name: worker for name, (_, worker) in found.items()}
+
+
+# In a node: the pod of each process, by its uid, and /proc/PID/stat of all.
+_PROCESSES = (
+    "cd /proc; grep -o -m 1 'pod[0-9a-f]\\{8\\}[-_][-_0-9a-f]\\{27\\}' [0-9]*/cgroup 2>/dev/null;"
+    " cat [0-9]*/stat 2>/dev/null"
+)
+
+
+@dataclass
+class Recovery:
+    """What a fault has cost. Seconds without a step are those beyond what a step takes."""
+
+    seconds: float  # without a step, when ranks were lost
+    pause_s: float  # of it, by the run's own books: from its being noticed until the others went on
+    step_s: float  # what a step took before
+    back_s: float | None  # without a step, when the last of them came back; None: none did
+    whole_s: float  # from the fault until so many ranks trained as were waited for
+    lost: set[str]  # pods
+    events: list[dict[str, Any]]  # how the world has changed

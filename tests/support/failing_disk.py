@@ -14,6 +14,8 @@ import threading
 import time
 from pathlib import Path
 
+from support.waiting_writer import save_in_this_process
+
 from gptddp import train
 from gptddp.distributed import connect
 from gptddp.distributed.process import run
@@ -29,6 +31,7 @@ class Disk:
 
     def __init__(self, folder: Path, setattr=setattr) -> None:
         self.folder, self.mode, self.works = str(folder), None, threading.Event()
+        save_in_this_process(setattr)
         self.seen: list[tuple[int, float]] = []  # steps, and the metric after each
         for name in WRITES:
             setattr(os, name, self._failing(getattr(os, name)))

@@ -6,22 +6,24 @@ their controller. Only its loop is the test's: whatever waits here gives the con
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.launchers import START
-from support.measurements import recovery
 from support.owned import check_owners
 from support.paths import SUPPORT
+from support.processes import alive
 from support.same_bits import check_same_bits
 from support.toy import SMALL
 
@@ -29,24 +31,26 @@ from gptddp.k8s.local import pods, reaper
 from gptddp.k8s.local.container import Network
 from gptddp.k8s.local.controller import Controller
 from gptddp.k8s.render import manifest, spec
-from gptddp.run.history import logged, read_ledger
+from gptddp.run.history import history, last_step, read_ledger
 
 ENTRY = [sys.executable, "-c", START, str(SUPPORT / "slow_worker.py")]
 KEY = "faults" * 8
 PAUSE_S = 0.1  # what a step takes, nearly
+# Of every job, if it is not given others: it ends when the test does, at the same rate whenever.
+FLAGS = ("--steps", "1000000", "--final-lr", "1", "--eval-every", "5000")
+FLAGS += ("--checkpoint-every", "3600")
 SHORT = bool(os.environ.get("SHORT"))  # fewer repetitions, and the rows of minutes left out
 long = pytest.mark.skipif(SHORT, reason="only in the full `make test-faults`")
 
 
 @dataclasses.dataclass
 class Fault:
-    """What one fault has cost."""
+    """What one fault has cost. Seconds are those beyond what the step itself takes."""
 
-    seconds: float = math.nan  # to the next new step
+    seconds: float = math.nan  # from the harm to the next new step
+    back_s: float = math.nan  # between the last step without who was lost and the first with it
     redone: int = 0  # steps that were done before the fault, and again
     lives: int = 0  # of the run that began
-    source: str = ""  # of the last one's state
-    recovered: dict[str, Any] = dataclasses.field(default_factory=dict)  # its event in the ledger
 
 
 class Job:
@@ -62,23 +66,26 @@ class Job:
         *flags: str,
         size: int = 4,
         fewest: int = 1,
+        per_pod: int = 1,
         pause_s: float = PAUSE_S,
         network: Network | None = None,
         within: Callable[[int], list[str]] = lambda i: [],
         runs: Path | None = None,
+        key: str = KEY,
         **env: str,
     ) -> None:
-        self.size, self.born = size, time.monotonic()
+        self.size, self.born, self.one_clock = size, time.monotonic(), True
         runs = runs or folder / "runs"
         self.folder, self.run, self.orders = folder, runs / "gptddp", folder / "orders"
         self.orders.mkdir(parents=True)
         (folder / "logs").mkdir()
         self.pause(pause_s)
-        options = {"replicas": size, "min": fewest}
-        built = manifest.objects(spec.load(None, options, [*SMALL, *flags]))[-1]
+        options = {"replicas": size, "min": fewest, "nproc_per_node": per_pod}
+        self.data, self.flags = corpus, (*FLAGS, *flags)
+        built = manifest.objects(spec.load(None, options, [*SMALL, *self.flags]))[-1]
         self.network = network or Network(f"127.{10 + os.getpid() % 200}.{_slot()}", 23000)
         volumes = {"data": corpus, "runs": runs}
-        plans = pods.plan(built, self.network, folder / "pods", volumes, KEY)
+        plans = pods.plan(built, self.network, folder / "pods", volumes, key)
         self.tag = f"{folder}#{uuid.uuid4().hex}/"
         self.pods = [
             pods.Pod(
@@ -101,6 +108,7 @@ class Job:
 
     def pause(self, seconds: float) -> None:
         """Each step takes so much longer."""
+        self.pause_s = seconds
         (self.orders / "pause.new").write_text(str(seconds))
         (self.orders / "pause.new").rename(self.orders / "pause")
 
@@ -109,6 +117,9 @@ class Job:
         for i in which:
             self.back_at[i] = time.monotonic() + back_s
             os.killpg(self.pid(i), signal.SIGKILL)
+            for pid in reaper.members(self.pods[i].tag):  # a saver has a session of its own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def hold(self, *which: int) -> None:
         """These pods do not start until they are brought back."""
@@ -134,14 +145,36 @@ class Job:
         done.with_suffix("").touch()
         return done
 
+    def kill_at(self, place: str) -> None:
+        """Have the first pod killed whose worker gets there, and no other."""
+        done = [self.order(i, place) for i in range(self.size)]
+        self.until(lambda: any(it.exists() for it in done), what=f"a pod's end at {place}")
+        for it in done:
+            it.with_suffix("").unlink(missing_ok=True)
+
     def pid(self, i: int) -> int:
         """The pod's main process, the launcher, as soon as it runs."""
         self.until(lambda: self.pods[i].process)
         return self.pods[i].process.pid  # type: ignore[union-attr]
 
-    def worker(self, i: int) -> int:
-        """The pod's training process."""
-        return int((self.orders / f"{i}.pid").read_text())
+    def worker(self, i: int, local: int = 0) -> int:
+        """The pod's training process, as soon as it is one that lives."""
+
+        def its() -> int | None:
+            with contextlib.suppress(OSError, ValueError):  # not there, or being written
+                pid = int((self.orders / f"{i}.{local}.pid").read_text())
+                return pid if os.getsid(pid) == self.pid(i) and alive(pid) else None
+            return None
+
+        return int(self.until(its, what=f"a worker of pod {i}"))
+
+    def workers(self) -> dict[int, int]:
+        """Of the pods that run and are not held back."""
+        return {i: self.worker(i) for i, pod in enumerate(self.pods) if pod.process}
+
+    def shoot(self, i: int, local: int = 0) -> None:
+        """SIGKILL to a worker process alone."""
+        os.kill(self.worker(i, local), signal.SIGKILL)
 
     # -- what it sees ----------------------------------------------------------------------------
 
@@ -150,7 +183,7 @@ class Job:
         for i, back_at in self.back_at.items():
             if self.pods[i].process is None and self.pods[i].start_at < back_at:
                 self.pods[i].start_at = back_at
-        time.sleep(0.01)
+        time.sleep(0.02)
 
     def until(self, true: Callable[[], Any], timeout_s: float = 180.0, what: str = "") -> Any:
         """The first true value; the controller works meanwhile. Fails with all logs in the end."""
@@ -166,62 +199,102 @@ class Job:
         self.until(lambda: time.monotonic() > end, seconds + 60)
 
     def logs(self) -> str:
-        texts = [f"--- {i}\n{pod.log.read_text()[-1500:]}" for i, pod in enumerate(self.pods)]
+        there = [(i, pod.log) for i, pod in enumerate(self.pods) if pod.log.exists()]
+        texts = [f"--- {i}\n{log.read_text()[-1500:]}" for i, log in there]
         return "\n".join([*self.events, *texts])
 
-    def lines(self) -> list[tuple[int, dict[str, Any]]]:
-        """The run's steps in order, each with its generation."""
-        return list(logged(self.run)) if self.run.exists() else []
+    def lines(self, first: int | None = None) -> list[dict[str, Any]]:
+        """The run's steps in order, from this one on."""
+        return list(history(self.run, first)) if self.run.exists() else []
 
-    def steady(self, world: int | None = 4, steps: int = 4) -> None:
-        """Wait for some more steps, of a world of that size."""
-        last = self.lines()[-1][1]["step"] if self.lines() else 0
+    def last(self) -> int:
+        """The last step that the log has."""
+        return last_step(self.run) if self.run.exists() else 0
+
+    def steady(self, world: int | None = None, steps: int = 3) -> None:
+        """Wait for some more steps of so many ranks; None: of as many as there are pods."""
+        last, size = self.last(), world or self.size
 
         def more() -> bool:
-            new = [line for _, line in self.lines() if line["step"] > last]
-            return sum(world in (None, line["world_size"]) for line in new) >= steps
+            return sum(line["world_size"] == size for line in self.lines(last + 1)) >= steps
 
-        self.until(more, what=f"{steps} steps of {world} ranks")
+        self.until(more, what=f"{steps} steps of {size} ranks")
+
+    def step_s(self) -> float:
+        """What a step has taken of late."""
+        times = [line["time"] for line in self.lines(self.last() - 20)]
+        return statistics.median(b - a for a, b in itertools.pairwise(times))
+
+    def entered(self, step_s: float) -> float:
+        """Seconds that the newest growth of the world has cost, beyond a step of so many."""
+        for after, before in itertools.pairwise(self.lines(self.last() - 500)[::-1]):
+            if before["world_size"] < after["world_size"]:
+                return max(0.0, after["time"] - before["time"] - step_s)
+        return math.nan
+
+    def longest_s(self, first: int) -> float:
+        """The longest pause between two steps from this one on, beyond what a step takes."""
+        times = [line["time"] for line in self.lines(first)]
+        gaps = [b - a for a, b in itertools.pairwise(times)]
+        return max(gaps) - statistics.median(gaps)
+
+    def lives(self) -> list[dict[str, Any]]:
+        """The starts of the run's lives, as the ledger has them."""
+        return lives_in(read_ledger(self.run))
+
+    def worlds(self) -> list[dict[str, Any]]:
+        """The changes of the world, as the ledger has them."""
+        return [event for event in read_ledger(self.run) if event["event"] == "world"]
+
+    def lost(self, known: int) -> set[str]:
+        """The pods that were lost in all but so many of these changes."""
+        return {it["pod"] for event in self.worlds()[known:] for it in event["lost"]}
+
+    def by_rank(self, rank: int) -> int:
+        """The number of the pod that has this rank, where each has one worker."""
+
+        def found() -> list[int]:
+            files = {i: self.orders / f"{i}.0.rank" for i in self.workers()}
+            return [i for i, it in files.items() if it.exists() and it.read_text() == str(rank)]
+
+        return int(self.until(found, what=f"rank {rank}")[0])
+
+    def saved(self) -> list[dict[str, Any]]:
+        """The commits, as the ledger has them."""
+        events = read_ledger(self.run)
+        return [it for it in events if it["event"] == "checkpoint" and "name" in it]
 
     @contextlib.contextmanager
-    def fault(
-        self, world: int = 4, *, new_life: bool = True, timeout_s: float = 180.0
-    ) -> Iterator[Fault]:
+    def fault(self, world: int | None = None, timeout_s: float = 120.0) -> Iterator[Fault]:
         """Do harm within; at the end the seconds to the next new step of so many ranks are known.
 
         They count from the entry, or from `began` seconds of unix time where harm sets that.
         """
-        generation, last = next((g, line["step"]) for g, line in self.lines()[::-1])
-        events, fault = len(read_ledger(self.run)), Fault()
-        entry = self.began = time.time()
+        last, own_s = self.last(), self.step_s()
+        events, fault, size = len(read_ledger(self.run)), Fault(), world or self.size
+        self.began = time.time()
         yield fault
 
-        def first() -> tuple[int, dict[str, Any]] | None:
+        def first() -> dict[str, Any] | None:
+            new = self.lines(last + 1)
             return next(
-                (
-                    (g, line)
-                    for g, line in self.lines()
-                    if line["step"] > last
-                    and line["world_size"] == world
-                    and line["time"] > self.began
-                    and g >= generation + new_life
-                ),
-                None,
+                (it for it in new if it["world_size"] == size and it["time"] > self.began), None
             )
 
-        life, line = self.until(first, timeout_s, f"a new step of {world} ranks")
-        fault.seconds = line["time"] - self.began
+        line = self.until(first, timeout_s, f"a new step of {size} ranks")
+        fault.seconds = max(0.0, line["time"] - self.began - own_s)
         starts = [e for e in read_ledger(self.run)[events:] if e["event"] == "start"]
-        fault.redone, fault.lives = sum(e["redo"] for e in starts), len(starts)
-        fault.source = starts[-1]["source"] if starts else ""
-        if life > generation and self.began == entry:  # else it began long before the seconds do
-            fault.recovered = self.until(lambda: recovery(self.run, life), 30, "its event")
+        fault.redone, fault.lives = sum(e["redo"] for e in starts), len(lives_in(starts))
 
     # -- the end ---------------------------------------------------------------------------------
 
     def finish(self, timeout_s: float = 300.0) -> None:
-        """Let the job end by itself, as fast as it can; it must succeed."""
+        """Let the job end by itself, as fast as it can, or stop it; it must succeed."""
         self.pause(0)
+        if self.flags.count("--steps") == 1:
+            self.stop(*(i for i, pod in enumerate(self.pods) if pod.process))
+            self.until(lambda: not any(pod.process for pod in self.pods), 60, "the end")
+            return
         self.until(lambda: self.controller.conditions.has("Succeeded"), timeout_s, "success")
         self.until(lambda: self.controller.done, 90, "the end of all pods")
 
@@ -241,13 +314,19 @@ def _slot() -> int:
     return next(_slots)
 
 
+def lives_in(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The starts of lives, not those of a rank 0 that has followed another one in a life."""
+    return [it for it in events if it["event"] == "start" and it["source"] != "memory"]
+
+
 def check_same_run(job: Job, undisturbed: Path) -> None:
     """Every step once, and the same bits in every number and tensor; every checkpoint verifies.
 
-    And every rank-second has an owner.
+    And every rank-second has an owner, where all have one clock.
     """
     check_same_bits(job.run, undisturbed)
-    check_owners(job.run, job.size * (time.monotonic() - job.born))
+    if job.one_clock:
+        check_owners(job.run, job.size * (time.monotonic() - job.born))
     command = [sys.executable, "-c", "from gptddp.cli import cli; cli()"]
     verify = [*command, "checkpoints", str(job.run), "--verify"]
     subprocess.run(verify, check=True, capture_output=True)

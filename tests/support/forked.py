@@ -170,7 +170,7 @@ def ended(processes: list[Forked], *codes: int) -> list[str]:
     """What each has written to stderr. All end with one of these codes (0), or are killed."""
     try:
         for process in processes:
-            assert process.wait(120) in (codes or (0,)), process.stderr.read()
+            assert process.wait(300) in (codes or (0,)), process.stderr.read()
         return [process.stderr.read() for process in processes]
     finally:
         for process in processes:

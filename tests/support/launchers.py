@@ -1,4 +1,4 @@
-"""Launchers as the operator would start them, one a loopback address, for tests of real agents."""
+"""Launchers as the operator would start them, one a loopback address, for tests of real ones."""
 
 import json
 import os
@@ -18,11 +18,10 @@ START = (
     "import sys; from gptddp.launch.launcher import main; "
     "from gptddp.distributed.process import exit_now; exit_now(main(sys.argv[2:], sys.argv[1]))"
 )
-QUICK = (  # a new server imports only what the toy needs, and the end of a job waits for less long
-    "from gptddp.launch import agent, forkserver; "
-    "agent.EXIT_BARRIER_S = 3; forkserver.PRELOAD[1:] = []; "
+QUICK = (  # a new server imports only what the toy needs
+    "from gptddp.launch import forkserver; forkserver.PRELOAD[1:] = []; "
 )
-PORT = 23111  # of the rendezvous
+PORT = 23111  # of the launchers
 KEY = "launchers" * 8
 TOY_FLAGS = ("--steps", "1000000")
 RATE = ("--final-lr", "1")  # the same in a run of any length
@@ -55,9 +54,7 @@ class Job:
                 **self.operator_env(i),
                 "GPTDDP_RENDEZVOUS_KEY": KEY,
                 "GPTDDP_GRACE_S": str(self.grace_s),
-                "GPTDDP_MEMORY": str(self.folder / f"memory-{i}"),
             }
-            Path(env["GPTDDP_MEMORY"]).mkdir(exist_ok=True)
             code = (QUICK if self.script == TOY else "") + self.before + START
             given = (str(self.script), "--run-dir", str(self.folder), *self.flags)
             log = self.folder / f"pod-{i}.log"

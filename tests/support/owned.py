@@ -36,14 +36,15 @@ def check_owners(run: Path, most: float) -> None:
 
 
 def elapsed_rank_s(run: Path) -> float:
-    """Ranks times time, up to the recorded end: between two lives those of the second."""
+    """Ranks times time, up to the recorded end: between two worlds those of the second."""
     total, began, world, last = 0.0, None, 0, 0.0
     for event in read_ledger(run):
-        if event["event"] == "start":
-            now = event["time"] - event["seconds"]
+        kind = event["event"]
+        if kind == "start" or (kind == "world" and began is not None and event["at"] > began):
+            now, last = event["time"] - event.get("seconds", 0.0), event.get("at", last)
             if began is not None:
                 total += world * (last - began) + event["world_size"] * (now - last)
             began, world, last = now, event["world_size"], now
-        elif event["event"] in ("stop", "end"):
+        elif kind in ("stop", "end"):
             last = event.get("at", event["time"])
     return total + world * (last - began) if began is not None else 0.0

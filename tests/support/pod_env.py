@@ -10,6 +10,7 @@ ENV = {
     "PET_RDZV_BACKEND": "c10d",
     "PET_RDZV_ENDPOINT": "demo-worker-0:23456",
     "PET_RDZV_ID": "demo-1a2b3c4d",
+    # as manifests of other versions have them
     "PET_MAX_RESTARTS": "1000",
     "PET_RDZV_CONF": "join_timeout=600,last_call_timeout=1",
 }

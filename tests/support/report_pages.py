@@ -89,11 +89,19 @@ def table(page: str, heading: str) -> list[list[str]]:
 
 
 def write(
-    run: Path, steps: int, *, lives: int = 1, ranks: int = 2, odd: str = "", stop_s: float = 0.0
+    run: Path,
+    steps: int,
+    *,
+    lives: int = 1,
+    ranks: int = 2,
+    odd: str = "",
+    stop_s: float = 0.0,
+    lost: int = 0,
 ) -> Path:
     """A run that is finished, written at once: its lives end by the loss of a rank.
 
     odd: a text that stands wherever a run may have any. stop_s: the first gap is a stop so long.
+    lost: the others go on without the last rank after this step.
     """
     run.mkdir(parents=True)
     numbers, now, chain, step = random.Random(7), BEGAN, 0, 0
@@ -121,7 +129,7 @@ def write(
                   config=config)  # fmt: skip
             phases = {"init": [5.0] * ranks, "step": [0.0] * ranks, "wait": [0.0] * ranks}
             if step:
-                parts = {"detect_s": 0.5, "reform_s": 3.0, "reload_s": 5.0, "first_step_s": STEP_S}
+                parts = {"reform_s": 3.5, "reload_s": 5.0, "first_step_s": STEP_S}
                 event("recovered", life, step=step + 1, world_size=ranks, **parts, total_s=9.0)
             with open(run / f"log.{life}.jsonl", "w") as log:
                 for step in range(step + 1, steps * life // lives + 1):  # noqa: B020
@@ -149,6 +157,13 @@ def write(
                     if step % 20 == 1:
                         line["phases"] = {name: list(row) for name, row in phases.items()}
                     log.write(json.dumps(line) + "\n")
+                    if step == lost:
+                        at, now, ranks = now + 0.5, now + GAP_S, ranks - 1
+                        gone = {"rank": ranks, "pod": f"job-worker-1{odd}", "how": "it was killed"}
+                        about = {"world_size": ranks, "nodes": ranks, "lost": [gone], "joined": []}
+                        about |= {"pause_s": GAP_S - 0.5, "at": at, "since_s": 0.5}
+                        event("world", life, step=step, **about, phases=phases)
+                        phases = {"step": [0.0] * ranks, "wait": [0.0] * ranks}
             if life == lives:
                 event("stop", life, step=step, cause="steps", tokens=1000 * step, phases=phases)
             elif stop_s and life == 1:

@@ -5,6 +5,7 @@ an order: the launcher of that pod is killed when its worker gets to that place,
 """
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -12,16 +13,21 @@ import time
 from pathlib import Path
 
 from gptddp import train
+from gptddp.data import blocks
 from gptddp.distributed.process import run
 from gptddp.run.history import RunLog
-from gptddp.training import end, entry, life
+from gptddp.training import end, life, worlds
 
 PLACES = [
-    (entry, "begin", "begin"),  # the world is formed, no state is loaded
+    (worlds.Worlds, "_form", "form"),  # a world is about to be formed
+    (worlds, "compare", "join"),  # it is; who has just come has no state
     (RunLog, "sync", "commit"),  # a checkpoint is written and not yet renamed
+    (RunLog, "sync", "save"),  # then too: its worker alone is killed
     (end.Ending, "run", "end"),  # after the last step, before its checkpoint
     (end.Ending, "_record", "finish"),  # that is committed, and the run is not yet called finished
 ]
+BUSY_S = 10
+blocks.RETRY_S = (0.01,)
 
 
 def ordered(name: str) -> Path:
@@ -37,6 +43,11 @@ def obey(place: str) -> None:
         mine(place).rename(mine(f"{place}.done"))
     except FileNotFoundError:
         return
+    if place == "busy":
+        ctypes.PyDLL(None).usleep(BUSY_S * 1_000_000)  # with the GIL
+        return
+    if place == "save":
+        os.kill(os.getpid(), signal.SIGKILL)
     hog = [bytearray(1 << 24) for _ in range(500 * (place == "eat"))]  # the kernel is to end this
     launcher = multiprocessing.parent_process()
     assert launcher and launcher.pid
@@ -55,15 +66,17 @@ def stop_at(owner, name, place):
 
 
 def main() -> int | None:
-    agree = life.agree
+    agree, me = life.agree, os.environ.get("LOCAL_RANK", "0")
 
-    def slowly(*args):
+    def slowly(*args, **named):
+        mine(f"{me}.rank").write_text(str(args[-1].rank))
         with contextlib.suppress(OSError, ValueError):
             time.sleep(float(ordered("pause").read_text()))
         obey("eat")
-        return agree(*args)
+        obey("busy")
+        return agree(*args, **named)
 
-    mine("pid").write_text(str(os.getpid()))
+    mine(f"{me}.pid").write_text(str(os.getpid()))
     life.agree = slowly
     for place in PLACES:
         stop_at(*place)

@@ -1,22 +1,25 @@
-"""A trainer's skeleton for the launcher's tests: steps of one all-reduce, counted in a file.
+"""A trainer's skeleton for the launcher's tests: a member of the mesh that computes nothing.
 
 Rank 0 appends a line a step to `steps.jsonl` of the run directory. A file `<pod>.<order>` there is
 an order to that pod's worker, carried out once; a file `end` makes the present step the last.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
+import threading
 import time
-from datetime import timedelta
+import uuid
 from pathlib import Path
+from typing import Any
 
-import torch
-import torch.distributed as td
 from support import ledgers
 
+from gptddp.distributed.environment import ranks, restarts
 from gptddp.distributed.process import run
 from gptddp.distributed.report import report
 from gptddp.errors import DataError, Stopped
@@ -24,6 +27,38 @@ from gptddp.files import write_atomic
 from gptddp.flags import from_args
 
 STEP_S = 0.05
+
+
+class Member:
+    """This worker in the mesh; `world` is the members of the newest view that it is in, by rank."""
+
+    def __init__(self) -> None:
+        link = socket.socket(socket.AF_UNIX)
+        link.connect(os.environ["GPTDDP_MEMBERS"])
+        self._lines, self._out = link.makefile("r"), link.makefile("w")
+        self.world: list[str] = []
+        self._attach()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _attach(self) -> None:
+        self.me, self.world = uuid.uuid4().hex, []
+        self.say(attach={"id": self.me, "pod": os.environ.get("POD_NAME", "")})
+        self.say(status="fresh")
+
+    def say(self, **what: Any) -> None:
+        with contextlib.suppress(OSError):
+            print(json.dumps(what), file=self._out, flush=True)
+
+    def _read(self) -> None:
+        for line in self._lines:
+            news = json.loads(line)
+            if news.get("going") and not self.world:
+                self.say(status="warm")
+            if "out" in news:
+                self._attach()
+            if "view" in news:
+                self.world = [it["id"] for it in news["view"]["members"]]
+                self.say(status="going")
 
 
 def ordered(order: str, run_dir: Path) -> bool:
@@ -42,52 +77,43 @@ def last_step(log: Path) -> int:
 def main() -> int:
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))
-    config = from_args(sys.argv[1:])
+    config, member = from_args(sys.argv[1:]), Member()
+    run_dir = Path(config.run_dir)
+    own = f"{os.environ.get('POD_NAME')}{f'-{i}' if (i := ranks().local_rank) else ''}"
+    write_atomic(run_dir / f"{own}.pid", str(os.getpid()).encode())
+    write_atomic(run_dir / f"{own}.start", f"{restarts()} {time.time()}".encode())
     try:
-        train(Path(config.run_dir), config.steps or 1, stop)
+        train(member, run_dir, stop)
     except Stopped as error:
+        member.say(leave="it was told to stop")
         return error.exit_code
     except DataError as error:
         report(error)
         return error.exit_code
+    member.say(leave="the run is finished")
     return 0
 
 
-def train(run_dir: Path, steps: int, stop: list[int]) -> None:
+def train(member: Member, run_dir: Path, stop: list[int]) -> None:
     log = run_dir / "steps.jsonl"
-    write_atomic(run_dir / f"{os.environ.get('POD_NAME')}.pid", str(os.getpid()).encode())
-    td.init_process_group("gloo", timeout=timedelta(seconds=60))
-    rank, world_size = td.get_rank(), td.get_world_size()
-    step = torch.tensor([last_step(log)])
-    td.broadcast(step, 0)  # all ranks
-    while step < steps:
+    while not (run_dir / "end").exists():
+        time.sleep(STEP_S)
         if ordered("raise", run_dir):
             raise RuntimeError("the toy was told to raise")
-        if ordered("hang", run_dir):  # as in a collective that never returns
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            time.sleep(600)
+        if ordered("crash", run_dir):
+            os.kill(os.getpid(), signal.SIGSEGV)
         if ordered("final", run_dir):
             raise DataError("the toy was told that its data is bad")
-        flags = torch.tensor([len(stop), (run_dir / "end").exists(), 1])
-        td.all_reduce(flags)  # all ranks
-        assert flags[2] == world_size
-        if flags[0]:
+        if stop:
             if ordered("spoil", run_dir):
                 raise DataError("the toy found bad data at its end")
             raise Stopped("the toy was told to stop")
-        time.sleep(STEP_S)
-        step += 1
-        if rank == 0:
-            line = {"step": int(step), "world_size": world_size, "pid": os.getpid()}
+        if (world := member.world) and world[0] == member.me:
+            line = {"step": 1 + last_step(log), "world_size": len(world), "pid": os.getpid()}
             with open(log, "a") as file:
                 file.write(json.dumps(line | {"time": time.time()}) + "\n")
-        if flags[1]:
-            break
-    if rank == 0:
-        stop = {"event": "stop", "step": steps, "cause": "steps"}
-        ledgers.begun(run_dir, {"steps": steps}, stop)
-    td.barrier()  # all ranks
-    td.destroy_process_group()
+    if member.world and member.world[0] == member.me:
+        ledgers.begun(run_dir, {"steps": 1}, {"event": "stop", "step": 1, "cause": "steps"})
     if ordered("vanish", run_dir):
         launcher = multiprocessing.parent_process()
         assert launcher and launcher.pid

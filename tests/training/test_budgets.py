@@ -154,7 +154,7 @@ def test_a_life_that_is_lost_when_time_is_used_up_leaves_its_last_step_to_the_ne
     assert run(*TIME) == 0
     check_ended(tmp_path, "max_time", 10)
     start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
-    assert (start["source"], start["step"], start["redo"]) == ("memory", 10, 0)
+    assert (start["source"], start["step"], start["redo"]) == ("scratch", 0, 10)
 
 
 def test_steps_that_a_slower_life_did_not_do_again_are_not_of_the_run(tmp_path):

@@ -20,7 +20,7 @@ class Ranks:
             time=time.time,
         )
         monkeypatch.setattr(module, "time", of_day)
-        worlds = [SimpleNamespace(rank=rank, world_size=2) for rank in range(2)]
+        worlds = [SimpleNamespace(rank=rank, world_size=2, view=None) for rank in range(2)]
         self.spent = [RankSeconds(PhaseClock(phase), world) for world in worlds]
 
     def step(self, before=(0.0, 0.0), sums=(0.0, 0.0), phase="") -> None:

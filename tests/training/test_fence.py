@@ -3,7 +3,6 @@
 Fault 28 of the fault table, and the late writer of faults 13 and 15.
 """
 
-import itertools
 import json
 import os
 import signal
@@ -21,7 +20,6 @@ from gptddp.checkpoint.load import load_newest
 from gptddp.errors import Superseded
 from gptddp.run import lease
 from gptddp.run.history import history, read_ledger
-from gptddp.training import life
 
 # A lease of another life on another machine.
 OTHER = {"owner": "another life", "holder": "x", "job": "other", "host": "there"}
@@ -107,15 +105,13 @@ def test_the_ranks_wait_together_for_a_run_that_another_has(corpus, tmp_path):
 LATE = """
 import os, signal, sys, time
 from gptddp import train
-from gptddp.checkpoint import store
-commit = store.commit
-def stopping(run, manifest, data, before_rename, *rest):
-    def stopped():
-        os.kill(os.getpid(), signal.SIGSTOP)  # the manifest is written, the name is not given
-        time.sleep(0.5)  # the main thread may take the signal, and this one would go on till then
-        before_rename()
-    return commit(run, manifest, data, stopped, *rest)
-store.commit = stopping
+from gptddp.run.history import RunLog
+sync = RunLog.sync
+def stopping(log):
+    os.kill(os.getpid(), signal.SIGSTOP)  # the manifest is written, the name is not given
+    time.sleep(0.5)  # the main thread may take the signal, and this one would go on till then
+    sync(log)
+RunLog.sync = stopping
 sys.exit(train.main(sys.argv[1:]))
 """
 
@@ -180,24 +176,3 @@ def test_a_second_training_on_a_run_is_refused(tmp_path, training):
     third.terminate()
     err = third.communicate(timeout=60)[1]
     assert third.returncode == 143 and "waiting" not in err and "life 2: from step-" in err
-
-
-def test_a_life_that_has_lost_the_run_leaves_its_state(run, tmp_path, monkeypatch):
-    """The job that has taken over may end before it has saved anything: no step is lost then."""
-    agree, calls = life.agree, itertools.count(1)
-    path = tmp_path / "run/lease.json"
-
-    def taken(*args):
-        if next(calls) == 4:
-            path.write_text(json.dumps(OTHER))
-            time.sleep(0.5)
-        return agree(*args)
-
-    monkeypatch.setattr(lease, "PERIOD_S", 0.05)
-    with monkeypatch.context() as patch:
-        patch.setattr(life, "agree", taken)
-        assert run("--steps", "6") == Superseded.exit_code
-    path.unlink()
-    assert run("--steps", "6") == 0
-    start = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"][-1]
-    assert (start["source"], start["step"], start["redo"]) == ("memory", 4, 0)

@@ -1,22 +1,18 @@
-"""A state is handed on only when it is whole: in memory, between processes, and within one."""
+"""What is not whole is not gone on from, and every rank has what rank 0 may be lost with."""
 
 import threading
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
-from gptddp.checkpoint import snapshot
 from gptddp.errors import LifeLost
 from gptddp.run.history import read_ledger
-from gptddp.run.progress import Progress
 from gptddp.training.live_state import LiveState
 
 
 def test_a_step_that_is_half_done_is_not_handed_on(run, tmp_path, monkeypatch):
-    """A peer that is lost between the first parameter and the last leaves no snapshot: the next
-    life goes on from the checkpoint."""
+    """A peer is lost between the first parameter and the last: the next life goes on from the
+    checkpoint."""
     assert run("--steps", "2") == 0
     real, calls = torch.optim.AdamW.step, iter(range(9))
 
@@ -28,35 +24,31 @@ def test_a_step_that_is_half_done_is_not_handed_on(run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", half)
         assert run("--steps", "9") == LifeLost.exit_code
-    assert not list((tmp_path / "memory").iterdir())
     assert not [t for t in threading.enumerate() if t.name.startswith("gptddp-data")]
     assert run("--steps", "9") == 0
     starts = [event for event in read_ledger(tmp_path / "run") if event["event"] == "start"]
     assert [start["source"] for start in starts][1:] == ["step-000000000002.1"] * 2
 
 
-def test_a_step_waits_for_the_snapshot_that_is_being_left(tmp_path, monkeypatch):
-    """The watchdog leaves one while the loop comes back from a hang: it is of one step."""
-    write, begun = snapshot.write, threading.Event()
+def test_every_rank_has_what_rank_0_had():
+    """One that writes no log: the lines and events that it was told, until they are on the disk."""
+    live = LiveState(SimpleNamespace(run_id="run", generation=4, step=20))
+    start, found = ({"event": kind, "time": 1.0, "generation": 4} for kind in ("start", "found"))
 
-    def slowly(*args, **kwargs):
-        begun.set()
-        time.sleep(0.3)
-        return write(*args, **kwargs)
+    def kept(step: int) -> tuple[list[int], list[str]]:
+        live.keep({"step": step})
+        return [*live.lines], [event["event"] for event in live.events]
 
-    monkeypatch.setattr(snapshot, "write", slowly)
-    tensors = {"w": torch.zeros(4)}
-    origin, spent = (
-        SimpleNamespace(run_id="r", generation=1),
-        SimpleNamespace(by_phase=dict, since_s=0.0),
-    )
-    live = LiveState(Path(tmp_path, "left"), origin, spent)
-    live.mark_whole(tensors, Progress(step=3))
-    watchdog = threading.Thread(target=live.leave_snapshot, args=("a stop",))
-    watchdog.start()
-    assert begun.wait(10)
-    live.mark_changing()
-    tensors["w"] += 1
-    watchdog.join()
-    left = snapshot.read(tmp_path / "left")
-    assert left is not None and left.step == 3 and left.tensors["w"].tolist() == [0.0] * 4
+    live.take_over({step: {"step": step} for step in (19, 20)}, [])
+    live.begun([start], 20)
+    live.forget(0)
+    assert kept(21) == ([19, 20, 21], ["start"])
+    live.forget(20)  # they were written before the events
+    assert kept(22) == ([21, 22], ["start"])
+    live.forget(21)
+    assert kept(23) == ([22, 23], [])
+    live.keep_event(found, 23)
+    live.forget(23)
+    assert kept(24) == ([24], ["found"])
+    live.forget(24)
+    assert kept(25) == ([25], [])

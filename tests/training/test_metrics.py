@@ -28,7 +28,7 @@ CONFIG = Config(steps=400, checkpoint_every=60.0)
 
 
 def two_ranks() -> RankSeconds:
-    return RankSeconds(PhaseClock("step"), SimpleNamespace(rank=0, world_size=2))
+    return RankSeconds(PhaseClock("step"), SimpleNamespace(rank=0, world_size=2, view=None))
 
 
 def shown(metrics: m.Metrics) -> dict[str, float]:
@@ -55,7 +55,7 @@ def test_a_scrape_has_no_step_that_its_counter_lacks():
     [
         ([START], {"step": 7, "tokens_seen": 20, "world_size": 4, "nodes": 2, "nodes_max": 2}),
         ([START], {"incarnation": 3, "agent_restarts": 1, "quarantined_row_groups": 2}),
-        ([START], {"checkpoint_every_seconds": 60, "max_steps": 400, "model_flops_per_token": 6}),
+        ([START], {"checkpoint_every_seconds": 60, "max_steps": 400}),
         ([START], {"last_checkpoint_timestamp_seconds": 5, "storage_trouble": 0}),
         ([START, STEP], {"steps_total": 1, "tokens_total": 80, "step": 41, "tokens_seen": 100}),
         ([START, STEP], {"loss{train}": 1, "grad_norm": 2, "learning_rate": 1e-3}),
@@ -80,7 +80,7 @@ def test_a_scrape_has_no_step_that_its_counter_lacks():
         ([STALL], {"stall_seconds": 12.5, "stuck_rank{3}{demo-worker-3}": 1}),
         ([STALL, {"event": "stall_end"}], {"stall_seconds": 0}),
         ([STALL, {"event": "stall_end"}], {"stuck_rank{3}{demo-worker-3}": None}),
-        ([{"event": "last", "owned": OWNED, "finished": True}], {"state{finished}": 1}),
+        ([{"event": "last", "owned": OWNED}], {"state{finished}": 1}),
     ],
 )  # fmt: skip
 def test_an_event_sets_what_it_knows(events, found):
@@ -149,7 +149,7 @@ def test_a_life_from_memory_knows_the_newest_checkpoint(tmp_path, source, commit
     config = Config(steps=20, run_dir=str(tmp_path), checkpoint_every=90.0)
     metrics = m.Metrics(config, None)
     metrics(START | {"time": now})
-    origin = {"generation": 3, "step": 9, "config": config, "source": source, "late": None}
+    origin = {"generation": 3, "step": 9, "config": config, "source": source}
     origin = SimpleNamespace(**origin, run_id="r", parent=None, changes={})
     saved_time = now - 5000 if commits else None
     ledger = Summary(commits=commits, saved_time=saved_time, began_time=now - 9000)

@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 from support.failing_volume import Reads
 from support.toy import SMALL
-from support.trainer_patches import lose_a_peer
 
 from gptddp import files
 from gptddp.checkpoint.run_state import why_finished
@@ -48,7 +47,7 @@ def reads(corpus, tmp_path, monkeypatch):
 def start(run, corpus, reads, tmp_path):
     """start(code, at, path) -> the origin of a life, on a volume that fails so; see Reads.failing.
 
-    The run directory and the memory are put back as they were at the first call.
+    The run directory is put back as it was at the first call.
     """
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "9"]
     config = from_args(flags)
@@ -58,12 +57,11 @@ def start(run, corpus, reads, tmp_path):
         def begun(*fault, **which) -> Origin:
             if not worlds:
                 worlds.append(stack.enter_context(connect("cpu")))
-            for name in ("run", "memory"):
-                kept = tmp_path / f"{name}.kept"
-                if not kept.exists():
-                    shutil.copytree(tmp_path / name, kept)
-                shutil.rmtree(tmp_path / name)
-                shutil.copytree(kept, tmp_path / name)
+            kept = tmp_path / "kept"
+            if not kept.exists():
+                shutil.copytree(tmp_path / "run", kept)
+            shutil.rmtree(tmp_path / "run")
+            shutil.copytree(kept, tmp_path / "run")
             with reads.failing(*fault or (0,), **which):
                 dataset = patiently(lambda: open_dataset(config.data))
                 patiently(dataset.tokenizer)
@@ -75,21 +73,12 @@ def start(run, corpus, reads, tmp_path):
         yield begun
 
 
-def prepared(kind: str, run, tmp_path: Path) -> None:
-    """A run of a few steps whose newest state is in memory alone, or a checkpoint."""
-    if kind == "memory":
-        lose_a_peer(run, "--steps", "9", at=4)
-    else:
-        assert run("--steps", "3") == 0
-
-
-@pytest.mark.parametrize("kind", ["memory", "checkpoint"])
-def test_a_read_that_fails_once_changes_nothing(kind, run, start, reads, tmp_path):
+def test_a_read_that_fails_once_changes_nothing(run, start, reads, tmp_path):
     """Each single read of a start, with one of these errors: it is tried again, and the life goes
     on from the same state of the same run, with the same configuration."""
-    prepared(kind, run, tmp_path)
+    assert run("--steps", "3") == 0
     undisturbed = start()
-    assert undisturbed.step == 3 and (undisturbed.source == "memory") == (kind == "memory")
+    assert undisturbed.step == 3
     number = len(reads.seen)
     assert number > 20
     for at in range(number):
@@ -97,11 +86,10 @@ def test_a_read_that_fails_once_changes_nothing(kind, run, start, reads, tmp_pat
         assert len(reads.seen) > at
 
 
-@pytest.mark.parametrize("kind", ["memory", "checkpoint"])
-def test_a_file_that_stays_unreadable_ends_in_nothing_final(kind, run, start, reads, tmp_path):
+def test_a_file_that_stays_unreadable_ends_in_nothing_final(run, start, reads, tmp_path):
     """Each file and directory that a start reads: the life is the undisturbed one's, or it ends by
     an error that is tried again; never another identity, nor from scratch, nor a final error."""
-    prepared(kind, run, tmp_path)
+    assert run("--steps", "3") == 0
     undisturbed, ended = start(), set()
     paths = sorted({*reads.seen, *(str(Path(path).parent) for path in reads.seen)})
     for i, path in enumerate(paths):
@@ -144,7 +132,7 @@ def test_a_new_run_that_cannot_be_written_is_told_before_its_first_step(
 
 def test_each_failure_is_told(run, start, tmp_path, caplog):
     """Which file, which error, and when it is tried again; the last one is raised."""
-    prepared("checkpoint", run, tmp_path)
+    assert run("--steps", "3") == 0
     with pytest.raises(OSError, match="Stale file handle"):
         start(errno.ESTALE, path=str(tmp_path / "run/ledger.jsonl"))
     told = [r.getMessage() for r in caplog.records if "next try" in r.getMessage()]

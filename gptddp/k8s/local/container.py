@@ -126,8 +126,6 @@ def operator_env(job: Object, network: Network) -> dict[str, str]:
         # an address stands in for the name that DNS would resolve
         "PET_RDZV_ENDPOINT": f"{network.address(0)}:{network.port}",
         "PET_RDZV_ID": str(policy["rdzvId"]),
-        "PET_RDZV_CONF": ",".join(f"{it['key']}={it['value']}" for it in policy["rdzvConf"]),
-        "PET_MAX_RESTARTS": str(policy["maxRestarts"]),
     }
 
 

@@ -203,5 +203,6 @@ class Pod:
             "pid": self.process.pid if self.process else None,
             "address": self.plan.address,
             "startTime": self.started_text,
+            "logStart": self.log_start,
             "exitCode": None if self.process else self.exit_code,
         }

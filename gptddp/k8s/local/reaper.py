@@ -16,7 +16,6 @@ import time
 from collections.abc import Collection
 
 TAG = "GPTDDP_LOCAL_POD"
-TRACKER_S = 1.0
 
 
 def members(prefix: str, known: Collection[int] = ()) -> list[int]:
@@ -48,29 +47,17 @@ def members(prefix: str, known: Collection[int] = ()) -> list[int]:
 def sweep(prefix: str, known: Collection[int] = (), timeout_s: float = 10.0) -> list[int]:
     """SIGKILL until two scans in a row find no process; returns those that are left at the limit.
 
-    Two, because a process that is just being started shows an empty environment for a moment. The
-    trackers of Python's multiprocessing have a second to end by themselves: they remove what the
-    killed leave in /dev/shm, which is this machine's and does not go with the pod.
+    Two, because a process that is just being started shows an empty environment for a moment.
     """
     began, clean, alive = time.monotonic(), 0, []
     while clean < 2 and time.monotonic() < began + timeout_s:
         alive = members(prefix, known)
         for pid in alive:
-            if _is_tracker(pid) and time.monotonic() < began + TRACKER_S:
-                continue
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         clean = 0 if alive else clean + 1
         time.sleep(0.01)
     return alive
-
-
-def _is_tracker(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"multiprocessing.resource_tracker" in file.read()
-    except OSError:
-        return False
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ class Runner:
         ]
         for pod in self.pods if verbose else []:
             self.screen.follow(f"worker-{pod.plan.index}", pod.log)
-        self.progress = Progress(self.pods[0].log, self.run_dir)
+        self.progress = Progress([pod.log for pod in self.pods], self.run_dir)
         self.status_text = ""
         self.sessions: list[int] = []
         self.started = pods.utc_now()

@@ -5,11 +5,19 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from gptddp.errors import visible
-from gptddp.k8s.observe.rank_0_log import Losses, has_blocks, progress, rows, sparkline
+from gptddp.k8s.observe.rank_0_log import (
+    Losses,
+    has_blocks,
+    of_rank_0,
+    progress,
+    rows,
+    sparkline,
+)
 
 _TAIL_BYTES = 16 << 10
 _SPARK = 16  # characters
@@ -19,8 +27,9 @@ TERMINAL_EVERY_S, PLAIN_EVERY_S = 0.5, 10.0
 class Progress:
     """How far the training is, by the log of rank 0's pod and the newest step of the run."""
 
-    def __init__(self, log: Path, run_dir: str | None) -> None:
-        self._log, self._run_dir = log, run_dir
+    def __init__(self, logs: Sequence[Path], run_dir: str | None) -> None:
+        """`logs`: of all pods, as any may have rank 0."""
+        self._logs, self._run_dir = logs, run_dir
         self._losses = Losses()
 
     def line(self, pods: str, spark: int = 0) -> str:
@@ -29,7 +38,8 @@ class Progress:
 
         spark: so many characters show the losses so far.
         """
-        found = progress(end_of(self._log, _TAIL_BYTES))
+        logs = [[(None, line) for line in end_of(log, _TAIL_BYTES)] for log in self._logs]
+        found = progress(line for _, line in of_rank_0(logs))
         done = (found["progress"] or {}) | (newest(Path(self._run_dir)) if self._run_dir else {})
         if not isinstance(done.get("step"), int):
             return pods

@@ -50,8 +50,11 @@ class LocalJobs(Cluster):
         return []
 
     def log(self, pod_name: str, *, tail: int | None = None, **_: Any) -> Iterator[str]:
-        """The last lines of a pod's log, without times."""
-        return iter(end_of(self.log_of(pod_name), 500 * (tail or 0))[-(tail or 0) :])
+        """The last lines of a pod's log, without times; none of a pod of that name before it."""
+        path = self.log_of(pod_name)
+        pod: Any = (locks.status(path.parents[1]).get("pods") or {}).get(pod_name) or {}
+        begin = it if isinstance(it := pod.get("logStart"), int) else 0
+        return iter(end_of(path, 500 * (tail or 0), begin)[-(tail or 0) :])
 
     def log_of(self, pod_name: str) -> Path:
         """The file with what all pods of this name have written."""

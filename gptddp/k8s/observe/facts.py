@@ -37,9 +37,9 @@ class Facts:
     """A PyTorchJob, its pods by role and index, events about them, and when they were fetched.
 
     `flags` name the cluster on a command line. `log` is the end of rank 0's: times and lines, None
-    where it was not read. `queue`: what Kueue knows of a job of its own. `unseen`: a word where
-    events may not be read. `claims`: those of the pods without a node, None where there is no
-    such claim.
+    where it was not read; `rank_0`: its pod, "" where it has no line of rank 0's. `queue`: what
+    Kueue knows of a job of its own. `unseen`: a word where events may not be read. `claims`: those
+    of the pods without a node, None where there is no such claim.
     """
 
     job: Object
@@ -48,6 +48,7 @@ class Facts:
     now: float = field(default_factory=time.time)
     flags: str = ""
     log: Sequence[tuple[datetime | None, str]] | None = None
+    rank_0: str = ""
     queue: Queue | None = None
     unseen: str = ""
     claims: Mapping[str, Object | None] = field(default_factory=dict)

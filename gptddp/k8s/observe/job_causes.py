@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from gptddp.k8s.objects import (
-    Object,
     age_s,
     condition,
     container_statuses,
@@ -11,6 +10,7 @@ from gptddp.k8s.objects import (
     has_ended,
     is_ready,
     seconds,
+    started,
     wanted_pods,
 )
 from gptddp.k8s.observe import queue_causes, rank_0_log
@@ -92,7 +92,7 @@ def no_step(facts: Facts) -> Iterator[Cause]:
         at.timestamp() for at, line in facts.log if at and rank_0_log.progress([line])["progress"]
     ]
     gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
-    quiet_s = facts.now - max([running, *steps[-1:]])
+    quiet_s = facts.now - max(running, rank_0_log.newest(facts.log)[0])  # or rank 0 is a new one
     if quiet_s < max(NO_STEP_S, 10 * max(gaps, default=0.0)):
         return
     last = next((line.strip() for _, line in reversed(facts.log) if line.strip()), "")
@@ -113,7 +113,7 @@ def left_out(facts: Facts) -> Iterator[Cause]:
     if not facts.log or not _is_ours(facts) or not per_pod.isdigit():
         return
     wanted = len(ready) * int(per_pod)
-    since = max((_started(pod) for pod in ready), default=0.0) + JOIN_S
+    since = max((started(pod) for pod in ready), default=0.0) + JOIN_S
     fewer: list[tuple[float, int]] = []  # of the lines at the end
     for at, line in facts.log:
         if at and (count := rank_0_log.ranks(line)):
@@ -127,12 +127,6 @@ def left_out(facts: Facts) -> Iterator[Cause]:
             "Secret than they; its own log says what it waits for"
         )
         yield cause(facts, "left-out", text)
-
-
-def _started(pod: Object) -> float:
-    """When the newest of the pod's containers was started."""
-    states = [(c.get("state") or {}).get("running") or {} for c in container_statuses(pod)]
-    return max((seconds(it.get("startedAt")) or 0.0 for it in states), default=0.0)
 
 
 def _is_ours(facts: Facts) -> bool:

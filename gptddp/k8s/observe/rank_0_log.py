@@ -5,23 +5,30 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from typing import IO, Any
 
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.exit_codes import ClusterError
-from gptddp.k8s.objects import has_log
+from gptddp.k8s.objects import has_log, started
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER, parse
 
+Log = Sequence[tuple[datetime | None, str]]  # lines with their times
+
 TAIL = 200  # lines of a log that are searched for the newest step
+_AT_ONCE = 16  # pods whose logs are asked for
+_NEW_S = 60.0  # a line's age at which its pod surely has rank 0
 MOST_LOSSES = 10_000
 _STEP = re.compile(
     r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
     r"(?:  (?P<ranks>\d+) ranks?)?(?:  (?P<minutes>\d+):(?P<seconds>\d\d) left)?"
     r"(?:  goodput (?P<goodput>\d+)%)?(?P<storage>  storage fails)?(?:  slow: (?P<slow>.*))?"
 )
+_LIFE = re.compile(r"^life \d+: from .*, step (?P<step>\d+)")
 _SLOW = re.compile(r"(rank \d+(?: \([^)]*\))?) (\d+\.\d)x")
 _SAVED = re.compile(r"checkpoint (step-\S+) is saved|^life \d+: from (step-[^,\s]+)")
 _STALL = re.compile(r"^(?:gptddp\.launch: )?step (\d+) has not moved for (\d+) s: (.*)")
@@ -31,21 +38,51 @@ _NAMED = re.compile(
     r"|as fast as the others again)"
 )
 _STORAGE = re.compile(r"^STORAGE: (?P<trouble>(?!it works again).*)?")
-_BEGUN = re.compile(r"^life \d+: from ")  # its ranks are other ones
+# its ranks are other ones
+_BEGUN = re.compile(r"^life \d+: from |^step \d+: .*; \d+ ranks? go on after ")
 _FAULT = re.compile(r"^life (\d+) ended after step (\d+): (.*)")
+_LOST = re.compile(r"^step (\d+): lost (.*); \d+ ranks? go on after ")  # and the life goes on
 
 
 def with_log(cluster: Cluster, facts: Facts) -> Facts:
-    """The same with the end of the log of rank 0's pod: the first by name of those that have one.
+    """The same with the end of the log of the pod that has rank 0. As it is where none can be read.
 
-    Ranks are given by the pods' names. As it is where no log can be read.
+    That is any pod: rank 0 is the rank that has been in the training longest, so that pods are
+    asked by their age, some at a time, until one has a line of rank 0's that is new.
     """
-    for pod in [pod for pod in facts.pods if has_log(pod)][:1]:
-        name = pod["metadata"]["name"]
-        with contextlib.suppress(ClusterError):  # of a node that does not answer
-            log = cluster.log(name, container=CONTAINER, tail=TAIL, quiet_s=5.0)
-            return replace(facts, log=[parse(line) for line in log])
-    return facts
+    pods = sorted(filter(has_log, facts.pods), key=started)
+    logs: dict[str, Log] = {}  # by pod
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        for i in range(0, len(pods), _AT_ONCE):
+            names = [str(pod["metadata"]["name"]) for pod in pods[i : i + _AT_ONCE]]
+            found = threads.map(lambda name: _end_of(cluster, name), names)
+            logs |= {name: log for name, log in zip(names, found, strict=True) if log is not None}
+            if logs and facts.now - newest(of_rank_0(logs.values()))[0] < _NEW_S:
+                break
+    if not logs:
+        return facts
+    pod = max(logs, key=lambda name: newest(logs[name]))
+    return replace(facts, log=logs[pod], rank_0=pod if any(newest(logs[pod])) else "")
+
+
+def _end_of(cluster: Cluster, pod: str) -> Log | None:
+    with contextlib.suppress(ClusterError):  # of a node that does not answer
+        log = cluster.log(pod, container=CONTAINER, tail=TAIL, quiet_s=5.0)
+        return [parse(line) for line in log]
+    return None
+
+
+def of_rank_0(logs: Iterable[Log]) -> Log:
+    """The one of these logs, of a pod each, that has the newest line of rank 0's."""
+    return max(logs, key=newest)
+
+
+def newest(log: Log) -> tuple[float, int]:
+    """When the newest line of rank 0's came, in unix seconds, and its step; 0 where not known."""
+    for at, line in reversed(log):
+        if found := _STEP.search(line) or _LIFE.match(line):
+            return at.timestamp() if at else 0.0, int(found["step"])
+    return 0.0, 0
 
 
 def progress(logged: Iterable[str]) -> dict[str, Any]:
@@ -78,6 +115,8 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
         elif fault := _FAULT.match(line):
             about = {"life": int(fault[1]), "step": int(fault[2]), "cause": fault[3]}
             found["fault"] = about
+        elif lost := _LOST.match(line):
+            found["fault"] = {"life": None, "step": int(lost[1]), "cause": f"lost {lost[2]}"}
         elif storage := _STORAGE.match(line):
             found["storage"] = storage["trouble"]
         elif saved := _SAVED.search(line):
@@ -123,7 +162,8 @@ def rows(found: dict[str, Any]) -> dict[str, str]:
     if done.get("goodput") is not None:
         shown["goodput"] = f"{100 * done['goodput']:.0f}%"
     if fault:
-        shown["last fault"] = f"life {fault['life']}, after step {fault['step']}: {fault['cause']}"
+        life = f"life {fault['life']}, " if fault["life"] else ""
+        shown["last fault"] = f"{life}after step {fault['step']}: {fault['cause']}"
     return shown
 
 

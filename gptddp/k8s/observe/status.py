@@ -42,6 +42,7 @@ def describe(facts: Facts) -> dict[str, Any]:
         },
         "pods": [_pod(pod, facts.now) for pod in facts.pods],
         **found_in_log,
+        "rank_0": facts.rank_0 or None,
         "submit": (job["metadata"].get("annotations") or {}).get(SUBMIT_LINE),
         "conditions": (job.get("status") or {}).get("conditions") or [],
     }
@@ -98,6 +99,7 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
         "age": duration(status["age_s"]),
         "pods": "" if status["state"] in why.FINAL else pods,
         "step": _step(done) if done else "",
+        "rank 0": status["rank_0"] or "",
         **rank_0_log.rows(status),
         "checkpoint": status["checkpoint"] or "",
         "submit": status["submit"] or "",

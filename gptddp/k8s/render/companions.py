@@ -43,7 +43,7 @@ def _all(job: Object, metrics_port: int) -> list[Object]:
                 "podSelector": pods,
                 "policyTypes": ["Ingress"],  # what goes out is left to the cluster's own policies
                 "ingress": [
-                    # All ports: 23456 is the rendezvous only, gloo and NCCL take any free one.
+                    # All ports: the launchers' are known, gloo and NCCL take any free one.
                     {"from": [{"podSelector": pods}]},
                     *scrape,
                 ],

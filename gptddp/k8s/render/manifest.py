@@ -13,7 +13,7 @@ from gptddp import flags
 from gptddp.k8s.objects import PRIORITY, QUEUE, Object
 from gptddp.k8s.render import code_volume, companions, patch, pod, restricted, yaml_text
 from gptddp.k8s.render.spec import RENDEZVOUS_PORT, JobSpec
-from gptddp.launch.pod_facts import KEY, RDZV_CONF
+from gptddp.launch.pod_facts import KEY
 
 DATA, RUNS, SHM = "/data", "/runs", "/dev/shm"  # mount paths
 ALIVE = restricted.SCRATCH + "/gptddp-alive"  # the launcher touches it
@@ -108,8 +108,6 @@ def _pytorchjob(spec: JobSpec) -> Object:
                 "minReplicas": spec.min,
                 "maxReplicas": spec.max,
                 "rdzvBackend": "c10d",
-                "rdzvConf": [{"key": k, "value": str(v)} for k, v in RDZV_CONF.items()],
-                "maxRestarts": 1000,  # per agent; torchrun's 0 ends the job at the first fault
             },
             # The operator's default None would leave the other pods, and their GPUs, running.
             "runPolicy": {"cleanPodPolicy": "Running"},
@@ -204,6 +202,10 @@ def _container(spec: JobSpec) -> Object:
         **pod.env_from(spec.pod),
         "ports": [  # every one named: the operator copies them into a Service
             {"name": "pytorchjob-port", "containerPort": RENDEZVOUS_PORT},
+            *(  # each worker of the pod has a launcher, with a port of its own
+                {"name": f"launcher-{i}", "containerPort": RENDEZVOUS_PORT + i}
+                for i in range(1, spec.nproc_per_node or 1)
+            ),
             *([{"name": "metrics", "containerPort": port}] if port else []),
         ],
         "resources": {"requests": resources, "limits": dict(resources)},
@@ -242,9 +244,6 @@ def own_env(spec: JobSpec) -> list[Object]:
     ours = {
         "GPTDDP_ALIVE": ALIVE,
         "GPTDDP_GRACE_S": str(spec.grace_s),
-        "GPTDDP_MEMORY": SHM,  # where a survivor of a fault leaves its snapshot
-        # Without it no new agent can join a live rendezvous on torch 2.15: both sides hang.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **restricted.scratch_env(),
     }
     name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}

@@ -25,8 +25,6 @@ def number(text: object) -> float:
     return parse(str(text)) or 0.0
 
 
-def gibibytes(size_bytes: int, *, whole: bool = False) -> str:
-    """A size rounded up: to 256Mi below 1Gi (unless `whole`), to Gi from there on."""
-    if size_bytes < 2**30 and not whole:
-        return f"{math.ceil(size_bytes / 2**28) * 256}Mi"
+def gibibytes(size_bytes: float) -> str:
+    """A size rounded up to whole Gi."""
     return f"{math.ceil(size_bytes / 2**30)}Gi"

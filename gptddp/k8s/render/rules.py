@@ -14,7 +14,7 @@ from gptddp.k8s.objects import QUEUE, Object, replica_specs, volume_claims, work
 from gptddp.k8s.render import manifest, patch, quantity, variables
 from gptddp.k8s.render.problem import Problem
 from gptddp.k8s.render.problem import refuse as refuse  # here for all who ask for the rules
-from gptddp.k8s.render.spec import JobSpec, flag, sizes
+from gptddp.k8s.render.spec import JobSpec, flag, memory_of
 
 Found = tuple[str, str, str]  # field, rule, fix
 Rule = Callable[[JobSpec, Object], Iterator[Found]]
@@ -305,12 +305,7 @@ def warnings(spec: JobSpec) -> list[str]:
     if spec.gpus > 0 and spec.train.device == "cpu":
         notes.append("--device cpu leaves the pods' GPUs idle")
     nproc = max(1, spec.nproc_per_node or 1)
-    shm, memory = sizes(spec, nproc)
-    if quantity.number(spec.shm) < quantity.number(shm):
-        notes.append(
-            f"--shm {spec.shm} cannot hold two snapshots of this model: after a fault the job goes "
-            f"back to its last checkpoint; use --shm {shm}, or leave it out"
-        )
+    memory = memory_of(spec, nproc, spec.shm)
     if quantity.number(spec.memory) < quantity.number(memory):
         who = f"{nproc} processes" if nproc > 1 else "a process"
         notes.append(

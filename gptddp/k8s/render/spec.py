@@ -15,12 +15,11 @@ from gptddp import __version__, config, flags
 from gptddp.config import Config
 from gptddp.errors import ConfigError
 from gptddp.flags import did_you_mean, name_of, read_toml
-from gptddp.k8s.render import fields, forms, pod, problem
+from gptddp.k8s.render import fields, forms, pod, problem, quantity
 from gptddp.k8s.render.fields import FROM_DISK, TABLES, Kind, from_toml
 from gptddp.k8s.render.fields import flag as flag  # here for all who ask about a spec
 from gptddp.k8s.render.fields import option as _f
 from gptddp.k8s.render.pod import PodOptions
-from gptddp.k8s.render.quantity import gibibytes
 from gptddp.model import shape
 
 if TYPE_CHECKING:
@@ -61,9 +60,7 @@ class JobSpec:
     gpus: int = _f(0, "GPUs a pod", Kind.NUMBER)
     gpu_resource: str = _f("nvidia.com/gpu", "resource name of a GPU, for other makers or slices")
     shm: str | None = _f(
-        None,
-        "size of /dev/shm, which holds two snapshots [default: from the model's size]",
-        Kind.QUANTITY,
+        None, "size of /dev/shm, which NCCL uses [default: 1Gi with a GPU, or 256Mi]", Kind.QUANTITY
     )
     data: str = _f("data", "claim with the dataset, read-only: CLAIM or CLAIM/PATH")
     runs: str = _f(
@@ -159,42 +156,42 @@ def resolve(spec: JobSpec) -> JobSpec:
     """Fill every field that was left open.
 
     - min: ceil(N/2): half of the pods train on while the rest come back. Two halves of a split
-      network cannot both do so, as the rendezvous' store is on worker-0.
+      network cannot both do so, as one alone gets the run's lease.
     - nproc_per_node: one process a GPU; "auto" would count the node's cores, not the pod's.
     - cpu: one a process, as one thread a rank is what a small model can use; 3 with a GPU, for
       its data threads, which still fits a node of four cores.
-    - shm, memory: see `sizes`.
+    - memory: see `memory_of`.
     """
     nproc = max(1, spec.nproc_per_node or spec.gpus)
-    shm, memory = sizes(spec, nproc)
+    shm = spec.shm or ("1Gi" if spec.gpus > 0 else "256Mi")
     return dataclasses.replace(
         spec,
+        shm=shm,
         min=math.ceil(spec.replicas / 2) if spec.min is None else spec.min,
         max=spec.replicas if spec.max is None else spec.max,
         nproc_per_node=nproc if spec.nproc_per_node is None else spec.nproc_per_node,
         cpu=str(nproc * (3 if spec.gpus > 0 else 1)) if spec.cpu is None else spec.cpu,
-        shm=shm if spec.shm is None else spec.shm,
-        memory=memory if spec.memory is None else spec.memory,
+        memory=memory_of(spec, nproc, shm) if spec.memory is None else spec.memory,
     )
 
 
-def sizes(spec: JobSpec, nproc: int) -> tuple[str, str]:
-    """Quantities for /dev/shm and the pod's memory, which contains it.
+def memory_of(spec: JobSpec, nproc: int, shm: str | None) -> str:
+    """The quantity for the pod's memory, which contains /dev/shm (`shm`).
 
     The training state is weights and two Adam moments in fp32, 12 bytes a parameter, with the
-    vocabulary taken as GPT-2's. /dev/shm: the snapshot that a survivor leaves for its next life,
-    and an older one that the launcher is saving. Memory: that, 1 GiB for the launcher, and for each
-    process its libraries (1 GiB, 6 GiB where CUDA is loaded) and the training state once more.
-    What a folder of `init_from` holds is not known here: the least of GPT-2, unless a preset says.
+    vocabulary taken as GPT-2's. Memory: /dev/shm, 1 GiB for the launcher, for each process its
+    libraries (1 GiB, 6 GiB where CUDA is loaded) and the training state, and the copy of that which
+    is being saved. What a folder of `init_from` holds is not known here: the least of GPT-2, unless
+    a preset says.
     """
     train = spec.train
     if train.init_from and train.preset is None:
         train = dataclasses.replace(train, preset="gpt2")
     c = config.with_preset(train, accelerator=spec.gpus > 0)
     training_bytes = 12 * shape.n_params(c, 50_257)
-    shm_bytes = max(2**28, 2 * training_bytes)
     process_bytes = (6 if spec.gpus > 0 else 1) * 2**30 + training_bytes
-    return gibibytes(shm_bytes), gibibytes(2**30 + nproc * process_bytes + shm_bytes, whole=True)
+    rest_bytes = 2**30 + training_bytes + quantity.number(shm)
+    return quantity.gibibytes(rest_bytes + nproc * process_bytes)
 
 
 def _train(file: Path | None, args: Sequence[str]) -> Config:

@@ -7,9 +7,8 @@ JOB_ENV = (
     r"PET_.*|TORCHELASTIC_.*|GPTDDP_.*|(MASTER|POD)_.*|WORLD_SIZE|(LOCAL_|NODE_|GROUP_)?RANK"
     r"|LOCAL_WORLD_SIZE"
 )
-# With what the manifest sets: a user's value would be overridden without a word, or break the
-# rendezvous.
-_RESERVED_ENV = JOB_ENV + r"|HOSTNAME|HOME|TMPDIR|TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+# With what the manifest sets: a user's value would be overridden without a word.
+_RESERVED_ENV = JOB_ENV + r"|HOSTNAME|HOME|TMPDIR"
 
 # Names whose values are secrets: GITHUB_PAT and PGPASSWORD, and not TOKENIZERS_PARALLELISM.
 _SECRET = (

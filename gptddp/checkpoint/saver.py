@@ -1,0 +1,267 @@
+"""The process that commits checkpoints. It outlives the rank 0 that began a save, and ends it.
+
+Rank 0 (writer.py) stages a state in memory that both have, and says what is to be saved. The saver
+writes the files, and asks before they get their name: rank 0 has the log synced, and knows whether
+the run is still its own. Where rank 0 is gone by then, the saver does both in its place, by what
+came with the request: it adds what log and ledger lack, and holds the lease until it is done. When
+there is nothing left to do for a rank 0 that is gone, it ends.
+
+It imports no torch: 17 MB and 0.15 s of one core to start, once a life.
+"""
+
+import fcntl
+import json
+import logging
+import mmap
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gptddp.checkpoint import retention, store
+from gptddp.errors import GptddpError, Superseded, Unusable
+from gptddp.files import FULL, explain, fsync, write_all
+from gptddp.run.directory import CHECKPOINTS, LEASE, LEDGER, log_path
+from gptddp.run.history import Ledger, RunLog, complete, recover
+from gptddp.run.lease import Lease, inherit
+
+ALONE_S = 3600.0  # that it goes on without rank 0: a volume that hangs may never let it end
+
+log = logging.getLogger(__name__)
+
+
+class Channel:
+    """Messages (objects of JSON, a line each) to and from the process at the other end."""
+
+    def __init__(self, fd: int) -> None:
+        """`fd`: of a socket, which is closed with this."""
+        self._fd, self._rest = fd, bytearray()
+        self._sending = threading.Lock()
+
+    def send(self, **message: Any) -> None:
+        """Raises OSError where nobody is there any more."""
+        with self._sending:
+            write_all(self._fd, json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next message; None where the other process is gone, be it within one."""
+        while (end := self._rest.find(b"\n")) < 0:
+            data = b""
+            with suppress(OSError):  # gone, with what we have sent unread
+                data = os.read(self._fd, 1 << 20)
+            if not data:
+                return None
+            self._rest += data
+        message: dict[str, Any] = json.loads(self._rest[:end])
+        del self._rest[: end + 1]
+        return message
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+# -- a save --------------------------------------------------------------------------------------
+
+
+def save(
+    request: dict[str, Any],
+    data: memoryview,
+    before_rename: Callable[[], None],
+) -> None:
+    """Commit a checkpoint, and prune what is older. On a full disk older ones make room for it.
+
+    `request`: what is saved, see `Writer`. `before_rename`: see `store.commit`. Raises OSError,
+    Unusable, and what `before_rename` does.
+    """
+    run, keep = Path(request["run_dir"]), request["keep"]
+    prune = partial(
+        retention.prune,
+        run,
+        keep_every=request["keep_every"],
+        run_id=request["manifest"]["run_id"],
+    )
+    try:
+        _commit(run, request, data, before_rename)
+    except OSError as full:
+        if full.errno not in FULL or not keep:
+            raise
+        retention.discard_unfinished(run, upto=request["manifest"]["generation"])
+        prune(min(keep, 2))
+        _commit(run, {**request, "again": True}, data, before_rename)
+    if keep:
+        try:
+            prune(keep)
+        except OSError as error:  # the checkpoint stands
+            log.warning("after the commit of %s: %s", request["name"], explain(error))
+
+
+def _commit(
+    run: Path,
+    request: Mapping[str, Any],
+    data: memoryview,
+    before_rename: Callable[[], None],
+) -> None:
+    manifest, name = request["manifest"], request["name"]
+    path = run / CHECKPOINTS / name
+
+    def last_look() -> None:
+        before_rename()
+        if store.is_foreign(path, manifest["run_id"]):
+            log.warning("checkpoint %s is another run's: it is set aside", name)
+            retention.set_aside(path)
+
+    try:
+        store.commit(run, manifest, data, last_look)
+    except FileExistsError:
+        if not request["again"]:
+            raise
+        # The last try has come as far as the name, and failed by what comes after it.
+        fsync(path.parent)
+    store.read_manifest(path)
+
+
+# -- the process ---------------------------------------------------------------------------------
+
+
+class Saver:
+    """Does what rank 0 asks for, one save at a time; see above."""
+
+    def __init__(self, channel: Channel, memory: memoryview) -> None:
+        self._channel, self._memory = channel, memory
+        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._request: dict[str, Any] | None = None  # in the making
+        self._lease: Lease | None = None  # in place of rank 0
+        self._why = ""  # why it has no lease
+        threading.Thread(target=self._listen, name="listen", daemon=True).start()
+
+    def run(self) -> None:
+        """Until rank 0 is gone, and the save that it has begun is over."""
+        while (request := self._answers.get()) is not None:
+            error, begin = None, time.perf_counter()
+            try:
+                data = self._memory[: request["nbytes"]]
+                save(request, data, self._ask)
+            except Exception as exception:
+                error = exception
+                if not isinstance(exception, OSError | GptddpError | Unusable):
+                    log.error("saver: unexpected error", exc_info=exception)
+            if not self._tell(end=None if error is None else as_message(error)):
+                self._say_alone(request, error, time.perf_counter() - begin)
+            self._request = None
+        if self._lease:
+            self._lease.release()
+
+    def _listen(self) -> None:
+        """In a thread: what rank 0 says, until it is gone. The main one may be in the disk."""
+        while (message := self._channel.receive()) is not None:
+            if "manifest" in message:
+                self._request = message
+            self._answers.put(message)
+        if self._request:
+            signal.alarm(int(ALONE_S))
+            try:
+                self._lease = inherit(Path(self._request["run_dir"], LEASE), _alone(self._request))
+            except (OSError, Superseded) as error:
+                self._why = str(error)
+        self._answers.put(None)
+
+    def _tell(self, **message: Any) -> bool:
+        """False where rank 0 is gone."""
+        with suppress(OSError):
+            self._channel.send(**message)
+            return True
+        return False
+
+    def _ask(self) -> None:
+        """All is durable but the name: raise what forbids it."""
+        self._tell(ready=True)
+        answer = self._answers.get()
+        if answer is None:
+            self._answers.put(None)  # for `run`, or another try
+            assert self._request
+            self._look_alone(self._request)
+        elif code := answer["errno"]:
+            raise OSError(code, os.strerror(code))
+        elif answer["forbids"]:
+            raise GptddpError(answer["forbids"])
+
+    def _look_alone(self, request: dict[str, Any]) -> None:
+        """In place of rank 0: complete log and ledger, and see whether the run is still its own."""
+        if self._lease is None:
+            raise Superseded(self._why)
+        self._lease.check()
+        run, step = Path(request["run_dir"]), request["manifest"]["step"]
+        generation, left = request["manifest"]["generation"], request["left"]
+        with closing(Ledger(run)) as ledger, closing(RunLog(run, generation, ledger)) as lines:
+            recover(run, ledger, left["events"])
+            complete(run, lines, left["lines"], step)
+            lines.sync()  # and the ledger before it
+        for path in filter(Path.exists, (run / LEDGER, log_path(run, generation))):
+            fsync(path)  # what rank 0 has written and not synced
+        self._lease.check()
+
+    def _say_alone(self, request: dict[str, Any], error: Exception | None, took_s: float) -> None:
+        """In place of rank 0: what has become of its save, in the ledger or in the log."""
+        step, name = request["manifest"]["step"], request["name"]
+        if error:
+            log.warning("the state of step %d is not saved: %s", step, error)
+            return
+        log.warning("checkpoint %s is saved, after the end of its rank 0", name)
+        about = {"step": step, "name": name, "nbytes": request["nbytes"], **request["known"]}
+        about |= {"stall_s": request["stall_s"], "write_s": took_s}
+        with closing(Ledger(request["run_dir"])) as ledger:
+            ledger.event("checkpoint", request["manifest"]["generation"], **about)
+
+
+def _alone(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The lease of the rank 0 that is gone; Superseded where it has left none to its saver."""
+    if not request["left"]:
+        raise Superseded("its process has ended")
+    lease: Mapping[str, Any] = request["left"]["lease"]
+    return lease
+
+
+def as_message(error: Exception) -> dict[str, Any]:
+    """What the writer makes the same error of."""
+    if isinstance(error, OSError):
+        return {"errno": error.errno, "strerror": error.strerror, "file": error.filename}
+    return {"text": str(error) if isinstance(error, GptddpError | Unusable) else repr(error)}
+
+
+class _ToWriter(logging.Handler):
+    """What is logged here is logged by rank 0, or, when that is gone, said on stderr."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        try:
+            self._channel.send(log=[record.levelno, text])
+        except OSError:
+            print(f"gptddp: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Arguments: the descriptors of the channel and of the memory, and the memory's bytes."""
+    end, fd, nbytes = map(int, sys.argv[1:])
+    channel = Channel(end)
+    logging.getLogger().addHandler(_ToWriter(channel))
+    for it in (end, fd):
+        fcntl.fcntl(it, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    with mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ) as memory:
+        Saver(channel, memoryview(memory)).run()
+        sys.stderr.flush()
+        os._exit(0)  # the mapping is lent out, and a thread may be in the disk
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""The process group of a world whose members come and go: made once, formed anew for each view.
+
+torch's `_reconfigure` gives a group other members in the same process. What gloo needs to connect
+them, an address of each, goes by the members' posts: no process hosts a store for the others.
+
+Nothing of torch frees a rank from a collective whose peer is lost and not next to it: it waits for
+the whole time limit. So the thread that hears of the loss shuts gloo's connections down (`cut`).
+"""
+
+import base64
+import contextlib
+import hashlib
+import os
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as td
+
+from gptddp.distributed import pulse, torch_private
+from gptddp.distributed.environment import ranks
+from gptddp.distributed.members import AT, Members, View
+from gptddp.errors import Broken, LifeLost
+
+_CONNECT_S = 0.6  # to connect; gloo waits five times as long for others to connect to it
+FREE_S = 2.0  # for the main thread to come out of a collective that is cut
+_SLICE_S = 0.05  # of a wait; a collective is forgotten if gloo stands still for that long
+_WORKERS = "pt_gloo_runloop"  # torch's name for the threads of gloo that do collectives
+_BEAT_S = 1.0  # between two beats of the pulse while others are waited for
+_HANDLE = "handle"  # key of a post
+
+
+class Group:
+    """The default process group, in a world of one until `form`. All but `cut`: the main thread."""
+
+    def __init__(self, members: Members, device: torch.device, timeout_s: float) -> None:
+        self.members, self._device = members, device
+        self.view: View | None = None  # that it was last formed for, or tried to be
+        self._cut_at = 0.0  # monotonic; 0: it is not since the last `form`
+        self._cutting = threading.Lock()  # no cut of one world meets the next
+        self._others: set[int] = set()  # sockets, by inode, that are not gloo's
+        self._ours: set[int] | None = None  # gloo's; None while it connects: all that are new
+        self._store = _Posted(self)  # the process group does not keep it alive
+        self._timeout_s = timeout_s  # of a collective
+        self._forgotten: list[Any] = []  # collectives of the present process group
+        self._kept: list[tuple[Any, list[Any]]] = []  # groups that were given up, with theirs
+        self._open()
+        members.on_news = self._heard
+
+    def _open(self) -> None:
+        td.init_process_group(
+            backend="nccl" if self._device.type == "cuda" else "gloo",
+            rank=0,
+            world_size=1,
+            store=self._store,
+            device_id=self._device if self._device.type == "cuda" else None,
+            timeout=timedelta(seconds=self._timeout_s),
+            enable_reconfigure=True,
+        )
+        self.alone()
+
+    def set_timeout(self, seconds: float) -> None:
+        """How long a collective waits for a silent peer before it fails."""
+        self._timeout_s = seconds
+        td.set_timeout(timedelta(seconds=seconds))
+
+    def alone(self) -> None:
+        """A world of this process alone, for all that a joiner does before it is let in."""
+        with self._cutting:
+            self.view, self._cut_at = None, 0.0
+        if self._forgotten:
+            self._renew()
+            return
+        self._reconfigure(int.from_bytes(os.urandom(7)), [torch_private.group_handle()])
+
+    def form(self, view: View) -> None:
+        """A world of the view's members, as soon as all of them have arrived here.
+
+        Raises Broken where that fails: another view follows (`Members.is_over`), or has to be asked
+        for (`Members.broken`).
+        """
+        if self._forgotten:
+            self._renew()
+        with self._cutting:  # from now on, what is cut is this world
+            self._others, self._ours = set(_sockets().values()), None
+            self.view, self._cut_at = view, 0.0
+        self._wait_for(lambda: set(view.ids) <= set(self.members.posts(_HANDLE)))
+        handles = self.members.posts(_HANDLE)
+        handles[self.members.me] = torch_private.group_handle()
+        name = f"{view.number} {view.ids[0]}"
+        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
+        try:
+            self._reconfigure(number, [handles[it] for it in view.ids])
+        except RuntimeError as error:
+            if isinstance(error, Broken):
+                raise
+            line = str(error).splitlines()[0]
+            raise Broken(self._why() or f"not all can be connected: {line}") from error
+        self._ours = set(_sockets().values()) - self._others
+        if self.is_broken:
+            self.cut()
+            raise Broken(self._why())
+
+    def wait(self, work: Any) -> None:
+        """Until a collective of the main thread is over. Raises what it raises, or Broken.
+
+        gloo forgets what is half sent or half received when its connection closes: 1 MB sums back
+        to back are cut so in one process of 8 to 16. A thread of gloo then sleeps until the time
+        limit, and fails. It writes nothing more into the tensors, as it sleeps and no connection is
+        left that could wake it but to fail. So this thread goes on without it.
+        """
+        stand = ""
+        while self._device.type == "cpu" and not work.is_completed():
+            before, stand = stand, self._standstill()
+            if self._forgotten or (stand and stand == before):
+                self._forgotten.append(work)
+                raise Broken(self._why())
+            with contextlib.suppress(RuntimeError):  # the time limit of this call alone, mostly
+                work.wait(timedelta(seconds=_SLICE_S))
+        work.wait()
+
+    def _standstill(self) -> str:
+        """Where gloo's threads sleep and have no connection left, the CPU time they have used."""
+        if not self._cut_at or self._ours is None or self._ours & set(_sockets().values()):
+            return ""
+        used = []
+        for task in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as name:
+                if name.read().strip() == _WORKERS:
+                    used.append(_asleep(task))
+        return ", ".join(used) if all(used) else ""
+
+    def _renew(self) -> None:
+        """Another process group, as a thread of this one sleeps, or both.
+
+        It is kept until that ends: its destructor waits for its threads.
+        """
+        self._kept = [it for it in self._kept if not all(work.is_completed() for work in it[1])]
+        self._kept.append((td.group.WORLD, self._forgotten))
+        self._forgotten = []
+        td.destroy_process_group()
+        self._open()
+
+    @property
+    def is_broken(self) -> bool:
+        """Is the world of the last `form` over?"""
+        return self.view is not None and self.members.is_over(self.view)
+
+    def cut(self) -> None:
+        """Any thread: break the collective that the main thread is in, and that of its neighbours.
+
+        A listener that is shut down ends the process, so only what has a peer is.
+        """
+        for fd, inode in _sockets().items():
+            if inode in self._others if self._ours is None else inode not in self._ours:
+                continue
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
+                if os.fstat(ours.fileno()).st_ino == inode and ours.family != socket.AF_UNIX:
+                    ours.getpeername()
+                    ours.shutdown(socket.SHUT_RDWR)
+
+    def _heard(self) -> None:
+        """In the thread that reads what the launcher says."""
+        with self._cutting:
+            if self._cut_at or not self.is_broken:
+                return
+            cut_at = self._cut_at = time.monotonic()
+            self.cut()
+        threading.Thread(target=self._leave, args=(cut_at,), daemon=True).start()
+
+    def _leave(self, cut_at: float) -> None:
+        """End the process if its main thread does not come out of the collective that was cut.
+
+        It comes back as another member.
+        """
+        if self._device.type == "cuda":
+            td.group.WORLD.abort()  # type: ignore[union-attr]
+        since, cpu = time.monotonic(), ""
+        while self._cut_at == cut_at:
+            time.sleep(FREE_S / 10)
+            with self._cutting:
+                if self._cut_at == cut_at:
+                    self.cut()  # what it has connected since
+            before, cpu = cpu, _asleep(os.getpid())
+            waits = self._ours is not None and pulse.in_collective(pulse.main_frames())
+            if not waits or not cpu or cpu != before:  # while it forms, gloo has a limit
+                since = time.monotonic()
+            if time.monotonic() - since > FREE_S and self._cut_at == cut_at:
+                what = f"[rank {ranks().rank}] a broken collective does not let go of this process"
+                print(f"{what}: it ends, and another comes back", file=sys.stderr, flush=True)
+                os._exit(LifeLost.exit_code)
+
+    def _wait_for(self, there: Callable[[], bool]) -> None:
+        """Without a limit: a member may be in the middle of a long step. Raises Broken."""
+        while not self.members.wait_for(lambda: self.is_broken or there(), _BEAT_S):
+            pulse.beat()
+        if self.is_broken:
+            raise Broken(self._why())
+
+    def _why(self) -> str:
+        lost = self.members.lost_of(self.view) if self.view else []
+        who = ", ".join(it.pod or f"worker {it.id[:8]}" for it in lost)
+        return f"lost {who}" if who else "the world has changed" if self.is_broken else ""
+
+    def _reconfigure(self, number: int, handles: list[str]) -> None:
+        torch_private.reconfigure(number, handles, timedelta(seconds=_CONNECT_S))
+        self.members.post(_HANDLE, torch_private.group_handle())
+
+    # -- what gloo leaves for the other processes, by the posts of all -----------------------------
+
+    def leave(self, key: str, value: bytes) -> None:
+        """Leave a value under a key. With the first, this process has arrived."""
+        number = self.view.number if self.view else 0
+        of, values = self.members.posts(AT).get(self.members.me, [0, {}])
+        kept = values if of == number and number else {}
+        encoded = base64.b64encode(value).decode()
+        self.members.post(AT, [number, {**kept, key: encoded}])
+
+    def find(self, key: str) -> bytes:
+        """What one of the processes has left, once all have arrived. Raises Broken."""
+        number, ids = (self.view.number, self.view.ids) if self.view else (0, [self.members.me])
+
+        def arrived() -> list[dict[str, str]]:
+            posts = self.members.posts(AT)
+            return [posts[it][1] for it in ids if it in posts and posts[it][0] == number]
+
+        self._wait_for(lambda: len(arrived()) == len(ids) and any(key in it for it in arrived()))
+        return base64.b64decode(next(it[key] for it in arrived() if key in it))
+
+
+class _Posted(td.Store):  # type: ignore[name-defined,misc]
+    """What gloo uses of torch's key-value store, by the members' posts."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self._group = group
+
+    def set(self, key: str, value: bytes) -> None:
+        self._group.leave(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._group.find(key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self._group.find(key)
+
+    def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
+        """Of rank 0 alone, to find that a number is used twice: ours never is."""
+        return value
+
+
+def _sockets() -> dict[int, int]:
+    """The inode of each socket of this process, by its descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            about = os.fstat(int(name))
+            if stat.S_ISSOCK(about.st_mode):
+                found[int(name)] = about.st_ino
+    return found
+
+
+def _asleep(task: int | str) -> str:
+    """The CPU time that this thread has used, where it sleeps now; else ""."""
+    with open(f"/proc/self/task/{task}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return " ".join(fields[11:13]) if fields[0] == "S" else ""

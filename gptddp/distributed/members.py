@@ -1,0 +1,262 @@
+"""The other workers of the job, as this process's launcher tells of them over its Unix socket.
+
+The launchers agree on who is in the world (launch/mesh.py): a *view*, with a number and the members
+by rank. This is the worker's end of that. A thread reads what the launcher says at any time, so
+that a loss breaks the collective that the main thread is in.
+"""
+
+import contextlib
+import json
+import math
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from gptddp.errors import LifeLost, LostPeer, visible
+
+ATTACH_S = 30.0  # for the launcher's first words
+# why a member leaves in good order, behind a collective by which the others know it
+TOLD, AT_END = IN_ORDER = "told to stop", "the run has come to its end"
+# A member that has left so, or is at the next view, may have been in the last collective of this
+# one: then the others come through it too, and gloo does not like to be cut off in its end.
+ARRIVED_S = 1.0
+AT = "at"  # key of a post: [number of the view at which its member has arrived, ...]
+_MOST_BYTES = 64 << 20  # of one line: all posts of all members, at most
+
+
+T = TypeVar("T")
+
+
+class Member(NamedTuple):
+    """A worker process in the mesh."""
+
+    id: str
+    pod: str  # the name of its pod, "" where it is in none
+
+
+class Gone(NamedTuple):
+    """A member of the view before that is not in this one."""
+
+    id: str
+    pod: str
+    how: str  # it was lost, or why it left
+
+
+class View(NamedTuple):
+    """Who is in the world, by rank."""
+
+    number: int
+    by: str  # "first", "quorum" or "lease": what let it be
+    members: tuple[Member, ...]
+    gone: tuple[Gone, ...]
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of its members, by rank."""
+        return [it.id for it in self.members]
+
+
+class LeaseAsked(NamedTuple):
+    """The launcher asks for the run's lease before it commits a view: to be answered."""
+
+    number: int
+    how: str  # "tie" or "minority"
+
+
+class Out(NamedTuple):
+    """The others go on without this process: it may come back by `rejoin`."""
+
+    number: int
+
+
+class Members:
+    """The launcher's word, from the first attach to the end of the process.
+
+    `on_news` is called in the reading thread after each of its messages.
+    """
+
+    def __init__(self, path: Path, pod: str) -> None:
+        """Raises LostPeer where the launcher does not answer."""
+        self.on_news: Callable[[], None] = lambda: None
+        self._pod = pod
+        self._changed = threading.Condition(threading.RLock())
+        self._sending = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(str(path))
+        except OSError as error:
+            self._socket.close()
+            raise LostPeer(f"the launcher does not answer at {path}: {error}") from error
+        threading.Thread(target=self._read, name="members", daemon=True).start()
+        self.rejoin()
+
+    def rejoin(self) -> None:
+        """As a new member, with an id of its own and no posts; its status is "starting".
+
+        Raises LostPeer where the launcher does not answer.
+        """
+        with self._changed:
+            self.me = uuid.uuid4().hex
+            self.view: View | None = None
+            self.is_going = False  # there is a world to join
+            self.least, self.most = 0, 0  # members that are enough, and that the job asks for
+            self._posts: dict[str, dict[str, Any]] = {}
+            self._arrived: dict[str, float] = {}  # monotonic: when each did at its newest view
+            self._left: dict[str, float] = {}  # or left in good order
+            self._lost: set[str] = set()
+            self._asked: LeaseAsked | None = None
+            self._out: Out | None = None
+        self._send({"attach": {"id": self.me, "pod": self._pod}})
+        if not self.wait_for(lambda: self.least, ATTACH_S):
+            raise LostPeer(f"the launcher has said nothing for {ATTACH_S:g} s")
+
+    # -- what this process says --------------------------------------------------------------------
+
+    def status(self, status: str) -> None:
+        """What this member can do: "fresh", "warm" or "going" (see launch/mesh.py)."""
+        self._send({"status": status})
+
+    def post(self, key: str, value: Any) -> None:
+        """Have all members know this small value, here at once; it goes with this member."""
+        with self._changed:
+            self._posts.setdefault(self.me, {})[key] = value
+            self._changed.notify_all()
+        self._send({"post": [key, value]})
+
+    def answer(self, asked: LeaseAsked, held: bool) -> None:
+        """Does this process hold the run's lease now?"""
+        with self._changed:
+            if self._asked == asked:
+                self._asked = None
+        self._send({"lease": asked.number, "held": held})
+
+    def broken(self, view: View) -> None:
+        """The group of this view has failed, and nobody is known to be lost: another is due."""
+        self._send({"broken": view.number})
+
+    def leave(self, why: str) -> None:
+        """The others go on without this process, which is about to end."""
+        self._send({"leave": why})
+
+    # -- what it knows -----------------------------------------------------------------------------
+
+    def posts(self, key: str) -> dict[str, Any]:
+        """What the members have posted under this key, by their ids."""
+        with self._changed:
+            return {it: posts[key] for it, posts in self._posts.items() if key in posts}
+
+    def lost_of(self, view: View) -> list[Member]:
+        """Members of this view that are known to be lost, before the next is agreed on."""
+        with self._changed:
+            return [it for it in view.members if it.id in self._lost]
+
+    def is_over(self, view: View) -> bool:
+        """Can this view's collectives not end any more, so that they are to be broken?
+
+        A member is lost, or not in the next view, or has arrived there or left in good order a
+        while ago; this process is out; or it is asked for the lease, which its main thread must be
+        free for.
+        """
+        with self._changed:
+            newer = self.view if self.view and self.view.number > view.number else None
+            return (
+                self._out is not None
+                or self._asked is not None
+                or any(it.id in self._lost for it in view.members)
+                or any(map(self._is_missed, set(view.ids) - set(newer.ids if newer else view.ids)))
+                or any(self._has_gone_on(it, view.number) for it in view.ids)
+            )
+
+    def _has_gone_on(self, member: str, number: int) -> bool:
+        """Has it arrived at a later view, and that for a while?"""
+        late = time.monotonic() >= self._arrived.get(member, math.inf) + ARRIVED_S
+        return late and self._posts.get(member, {}).get(AT, [0])[0] > number
+
+    def _is_missed(self, member: str) -> bool:
+        """Of one that is in no view any more: has it not left in good order just now?"""
+        return time.monotonic() >= self._left.get(member, -math.inf) + ARRIVED_S
+
+    def has_news(self, view: View) -> bool:
+        """Is there a newer view, or will there be one soon?"""
+        with self._changed:
+            newer = self.view is not None and self.view.number > view.number
+            return newer or self.is_over(view)
+
+    def next_view(self, after: int, limit_s: float) -> View | LeaseAsked | Out | None:
+        """A view newer than that, or what comes before it; None after `limit_s`."""
+
+        def found() -> View | LeaseAsked | Out | None:
+            newer = self.view if self.view and self.view.number > after else None
+            return self._out or newer or self._asked
+
+        return self.wait_for(found, limit_s)
+
+    def wait_for(self, found: Callable[[], T], limit_s: float) -> T:
+        """What `found()` returns as soon as it is true, or what it is then."""
+        with self._changed:
+            return self._changed.wait_for(found, limit_s)
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _send(self, message: dict[str, Any]) -> None:
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        # a launcher that is gone is noticed by the reading thread
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.sendall(line)
+
+    def _read(self) -> None:
+        what = "is gone"
+        try:
+            with self._socket, self._socket.makefile("rb") as lines:
+                while line := lines.readline(_MOST_BYTES):
+                    with self._changed:
+                        self._take(json.loads(line))
+                        self._changed.notify_all()
+                    self.on_news()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"cannot be understood: {error!r}"
+        print(f"the launcher of this process {visible(what)}", file=sys.stderr, flush=True)
+        os._exit(LifeLost.exit_code)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        """One message of the launcher, which has one key."""
+        ((kind, about),) = message.items()
+        if kind == "settings":
+            self.least, self.most = about["least"], about["most"]
+        elif not self.least:
+            pass  # said to the member that this process was before
+        elif kind == "view":
+            members = tuple(Member(it["id"], it["pod"]) for it in about["members"])
+            gone = tuple(Gone(it["id"], it["pod"], it["how"]) for it in about["gone"])
+            self.view = View(about["number"], about["by"], members, gone)
+            self._asked = None
+            for it in gone:
+                self._posts.pop(it.id, None)
+                if it.how in IN_ORDER:
+                    self._goes_on(self._left, it.id)
+        elif kind == "posts":
+            for member, posts in about.items():
+                if member != self.me:  # its own are here first
+                    self._posts.setdefault(member, {}).update(posts)
+                if AT in posts:
+                    self._goes_on(self._arrived, member)
+        elif kind == "lost":
+            self._lost.update(about)
+        elif kind == "going":
+            self.is_going = bool(about)
+        elif kind == "lease":
+            self._asked = LeaseAsked(about["number"], about["how"])
+        elif kind == "out":
+            self._out = Out(about)
+
+    def _goes_on(self, when: dict[str, float], member: str) -> None:
+        when[member] = time.monotonic()
+        timer = threading.Timer(ARRIVED_S, lambda: self.on_news())
+        timer.daemon = True  # the process does not wait for it
+        timer.start()

@@ -1,0 +1,231 @@
+"""Links between launchers: signed frames over TCP, each connection in one direction.
+
+    accepting   16 random bytes (a nonce), and the 8 bytes of its agent's id
+    dialing     a frame: a nonce of its own
+    accepting   a frame: yes
+    dialing     frames, as long as it lives
+
+A frame is 4 bytes of length, an HMAC-SHA256 and JSON. The key of the HMAC is made of the job's key,
+the rendezvous id, the direction and the nonces; what it is over begins with the frame's count. So
+a frame of another job, connection or place does not verify. Nothing is ever unpickled.
+
+Each side dials the other, again and again, and closes no connection while it lives. So the end of a
+connection is proof that who dialed it is dead, where its kernel says so; a time limit is none.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Json = dict[str, Any]
+
+HANDSHAKE_S = 2.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0  # between two attempts to connect
+UNHEARD_S = 3.0  # until a connection whose other end acknowledges nothing is made anew
+FORGOTTEN_S = 600.0  # of failures, until an address that is no seed is given up
+QUIET_S = 1.0  # a reset after more than that may be about a connection long given up
+WOKEN_S = 5.0  # after this process was stopped: it reads what came meanwhile, and then a reset
+TICKS_S = 0.3  # in which the owner notices that
+STRANGERS = 64  # connections of which the other side is not known yet, the newest
+SHORT, LONG = 4096, 1 << 20  # bytes of a frame's JSON, before and after the other side is known
+NONCE, AGENT = 16, 8  # bytes
+TROUBLE = (EOFError, OSError, ValueError, KeyError, TypeError, AttributeError)  # whatever comes in
+
+
+def pack(value: Any) -> bytes:
+    """Compact JSON."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+class Seal:
+    """Signs the frames of one direction of a connection, or checks them; they are counted."""
+
+    def __init__(self, key: str, rendezvous_id: str, direction: str, nonces: bytes) -> None:
+        names = f"{rendezvous_id}\0{direction}\0".encode()  # neither can hold the \0
+        self._key, self._count = hmac.digest(os.fsencode(key), names + nonces, "sha256"), 0
+
+    def pack(self, payload: bytes) -> bytes:
+        """The next frame to send."""
+        return len(payload).to_bytes(4, "big") + self._mac(payload) + payload
+
+    async def read(self, reader: asyncio.StreamReader, most: int) -> Json:
+        """The next frame that comes. Raises EOFError, OSError, and ValueError for a forged one."""
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        mac = await reader.readexactly(32)
+        payload = await reader.readexactly(size if size <= most else 0)
+        if not hmac.compare_digest(self._mac(payload), mac):
+            raise ValueError("not of this job")
+        value: Json = json.loads(payload)
+        return value
+
+    def _mac(self, payload: bytes) -> bytes:
+        self._count += 1
+        return hmac.digest(self._key, self._count.to_bytes(8, "big") + payload, "sha256")
+
+
+class Links:
+    """All connections of one agent, in the running loop.
+
+    `greet()` is what a new connection is sent, `take(agent, frame)` is given what comes, and
+    `died(agent)` is called where there is proof of it.
+    """
+
+    def __init__(
+        self,
+        seal: Callable[[str, bytes], Seal],
+        greet: Callable[[], list[bytes]],
+        take: Callable[[str, Json], None],
+        died: Callable[[str], None],
+        host: str,
+        seeds: Sequence[str],
+    ) -> None:
+        """`seal(direction, nonces)`: with the job's key and id. `host`: the own one."""
+        self.agent = secrets.token_hex(AGENT)
+        self._seal, self._greet, self._take, self._died = seal, greet, take, died
+        self._seeds = seeds
+        self._source = (
+            (host, 0) if host.startswith("127.") else None
+        )  # the pod's, not the machine's
+        self._dials: dict[str, asyncio.Task[None]] = {}  # by address
+        self._reached: dict[str, str] = {}  # by address: where it was when it was last reached
+        self._outward: dict[str, tuple[asyncio.StreamWriter, Seal]] = {}  # by agent
+        self._inward: dict[str, tuple[asyncio.StreamWriter, float]] = {}  # and when it was heard
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        self.woke = -WOKEN_S  # monotonic: when this process last ran again that had been stopped
+        self._somebody = asyncio.Event()  # is new: it may be at an address that failed
+
+    def send(self, payload: bytes) -> None:
+        """To all that are connected."""
+        for writer, seal in self._outward.values():
+            writer.write(seal.pack(payload))
+
+    def dial(self, address: str) -> None:
+        """Be connected with this address from now on."""
+        if address not in self._dials:
+            self._dials[address] = asyncio.create_task(self._keep_connected(address))
+
+    def begin_anew(self) -> None:
+        """Be another agent, to which the others connect anew."""
+        writers = [writer for writer, _ in [*self._outward.values(), *self._inward.values()]]
+        self.agent = secrets.token_hex(AGENT)
+        self._inward.clear()  # their ends are no proof
+        for writer in writers:
+            writer.transport.abort()
+
+    async def end(self) -> None:
+        """Close all connections, behind what was sent."""
+        for writer, _ in [*self._outward.values()]:
+            writer.close()
+            with contextlib.suppress(OSError, TimeoutError):
+                await asyncio.wait_for(writer.wait_closed(), 1)
+
+    async def _keep_connected(self, address: str) -> None:
+        pause_s, begin, last = FIRST_PAUSE_S, 0.0, time.monotonic()
+        while address in self._seeds or begin < last + FORGOTTEN_S:
+            begin = time.monotonic()
+            with contextlib.suppress(*TROUBLE):
+                await self._connect(address)
+            if is_new := time.monotonic() - begin > 2 * HANDSHAKE_S:
+                last = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._somebody.wait(), FIRST_PAUSE_S if is_new else pause_s)
+                is_new = True
+            pause_s = FIRST_PAUSE_S if is_new else min(2 * pause_s, LONGEST_PAUSE_S)
+        del self._dials[address]  # somebody may name it again
+
+    async def _connect(self, address: str) -> None:
+        """Connect, and stay so as long as it lasts. Raises what is in TROUBLE."""
+        writer, agent = None, ""
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                host, port = split(address)
+                try:
+                    reader, writer = await asyncio.open_connection(
+                        host, port, local_addr=self._source
+                    )
+                except socket.gaierror:  # a pod whose node was silent for a while has no name
+                    host = self._reached[address]
+                    reader, writer = await asyncio.open_connection(host, port)
+                link: socket.socket = writer.get_extra_info("socket")
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_S * 1000))
+                greeting, own = await reader.readexactly(NONCE + AGENT), secrets.token_bytes(NONCE)
+                name = greeting[NONCE:].hex()
+                if name in (self.agent, *self._outward):  # by another address
+                    return
+                seal = self._seal("dial", greeting)
+                writer.write(seal.pack(pack({"nonce": own.hex()})))
+                await self._seal("accept", greeting + own).read(reader, SHORT)
+            if name not in self._outward:
+                agent, self._outward[name] = name, (writer, seal)
+                self._reached[address] = link.getpeername()[0]
+                for payload in self._greet():
+                    writer.write(seal.pack(payload))
+                await reader.read(1)  # the other side says nothing more
+        finally:
+            self._outward.pop(agent, None)
+            if writer:
+                writer.transport.abort()
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection of another launcher, or of a stranger, from its begin to its end."""
+        self._strangers[writer] = None
+        if len(self._strangers) > STRANGERS:  # the oldest of the host that has most goes
+            hosts = {one: (one.get_extra_info("peername") or "?")[0] for one in self._strangers}
+            (most, _), *_ = Counter(hosts.values()).most_common(1)
+            oldest = next(one for one, host in hosts.items() if host == most)
+            oldest.transport.abort()
+            del self._strangers[oldest]
+        agent = ""
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                greeting = secrets.token_bytes(NONCE) + bytes.fromhex(self.agent)
+                writer.write(greeting)
+                seal = self._seal("dial", greeting)
+                nonce = bytes.fromhex((await seal.read(reader, SHORT))["nonce"])
+                writer.write(self._seal("accept", greeting + nonce).pack(b"{}"))
+                said = await seal.read(reader, LONG)
+            agent = said["row"]["agent"]
+            self._strangers.pop(writer, None)
+            if agent in self._inward:
+                self._inward[agent][0].transport.abort()
+            else:
+                self._somebody.set()
+                self._somebody.clear()
+            self._inward[agent] = (writer, 0.0)
+            while self._inward[agent][0] is writer:
+                self._inward[agent] = (writer, time.monotonic())
+                self._take(agent, said)
+                said = await seal.read(reader, LONG)
+        except TROUBLE as error:
+            newest, heard_s = self._inward.get(agent, (None, 0.0))
+            if newest is writer:
+                del self._inward[agent]
+                is_reset = time.monotonic() < heard_s + QUIET_S
+                is_reset &= isinstance(error, ConnectionResetError)
+                if is_reset:  # has this process just woken up? The next tick says so
+                    await asyncio.sleep(TICKS_S)
+                    is_reset = time.monotonic() > self.woke + WOKEN_S
+                if isinstance(error, EOFError) or is_reset:
+                    self._died(agent)
+        finally:
+            self._strangers.pop(writer, None)
+            writer.transport.abort()
+
+
+def split(address: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def join(host: str, port: int) -> str:
+    """HOST:PORT."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

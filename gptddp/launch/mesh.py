@@ -1,0 +1,344 @@
+"""The mesh: each launcher is connected with all others, and agrees with them who the world is.
+
+It runs in a thread of the launcher, which no call of the worker can block and which dies with its
+pod. `views.py` decides, and `links.py` carries its row to all others: at each change, and a sign of
+life every BEAT_S. The worker is told of it over a Unix socket, by lines of JSON; the end of that
+connection is the worker's end.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from gptddp.distributed.members import AT, IN_ORDER
+from gptddp.files import parse_json
+from gptddp.launch.links import LONG, QUIET_S, TROUBLE, Links, Seal, join, pack
+from gptddp.launch.views import Json, Views, ids
+
+ENDED = "ended"  # a file: pid and status, as `wait` has it, of the last worker that was reaped
+TICK_S, BEAT_S = 0.1, 0.5
+# that a worker is so, until its launcher says it
+LIMITS_S = {"stopped": 3.0, "late": 4.0}
+ASK_AGAIN_S = 1.0  # after a worker has said that it does not hold the lease
+
+
+class Mesh:
+    """One launcher's part. `start` it, and tell it what becomes of its worker."""
+
+    def __init__(
+        self,
+        key: str,
+        run_id: str,
+        address: str,
+        port: int,
+        seeds: Sequence[str],
+        least: int,
+        most: int,
+        folder: Path | str,
+    ) -> None:
+        """`address`: the host at which the others find this pod; `port`: 0 for any that is free.
+        `seeds`: HOST:PORT of others, see `pod_facts.seeds`. `least`, `most`: members of a first
+        view. `folder`: for the Unix socket; the user's alone.
+        """
+        self._key, self._run_id = key, run_id
+        self._host, self._port, self._seeds = address, port, seeds
+        self._sizes = (least, most)
+        self._path = os.path.join(folder, "members")
+        self._posts: dict[str, Json] = {}  # {"id", "values"} of each agent's worker
+        self._row = b""  # as it was sent last
+        self._is_due = False
+        self.worker_pid = 0
+        self._worker: asyncio.StreamWriter | None = None
+        self._unfit_s, self._status = 0.0, ""  # for how long it is stopped or late; its own status
+        self._told: Json = {}  # what it was told last
+        self._ready, self._trouble = threading.Event(), OSError("the mesh has not begun")
+
+    # -- what the launcher calls, from its own thread ----------------------------------------------
+
+    def start(self) -> str:
+        """Begin; the path of the Unix socket. Raises OSError where the port cannot be had.
+
+        What this process forks later would hold its connections open, and so hide its death.
+        """
+        self._thread = threading.Thread(target=self._run, name="mesh", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if not self._thread.is_alive():
+            raise self._trouble
+        return self._path
+
+    def end_of_worker(self, how: str) -> None:
+        """The worker has ended so: "its process died of SIGKILL"."""
+        self._loop.call_soon_threadsafe(self._end_worker, how)
+
+    def others(self) -> int:
+        """How many workers of other launchers are there."""
+        return sum(r["member"] is not None for r in [*self.views.rows.values()][1:])
+
+    @property
+    def rank(self) -> int | None:
+        """The place of the own worker in the last view; None where it is in none."""
+        member, places = self.views.row["member"], ids(self.views.row["view"])
+        return places.index(member["id"]) if member and member["id"] in places else None
+
+    @property
+    def going(self) -> bool:
+        """Is the own worker in the last view, with its state?"""
+        member = self.views.row["member"]
+        return self.rank is not None and bool(member) and member["status"] == "going"
+
+    @property
+    def is_bereaved(self) -> bool:
+        """Has another of the last view ended, whatever has become of the own worker since?"""
+        view = self.views.row["view"] or {"members": []}
+        others = [m["id"] for m in view["members"] if m["agent"] != self.views.row["agent"]]
+        return not set(others).isdisjoint(self.views.lost)
+
+    def close(self, why: str) -> None:
+        """Leave: the others are told why, and the connections end."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._leave, why)
+        self._thread.join(2)
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except OSError as error:
+            self._trouble = error
+        finally:
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        calls = (self._seal, self._greet, self._take, self._died)
+        self._links = Links(*calls, self._host, self._seeds)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        await asyncio.start_unix_server(self._serve, self._path, limit=LONG)
+        host: str | None = self._host
+        try:
+            ip_address(self._host)
+        except ValueError:  # a name, which may not resolve to this pod yet: on every address
+            host = None
+        try:
+            server = await asyncio.start_server(self._links.accept, host, self._port, backlog=128)
+        except OSError as error:  # two pods on one address, or a stranger
+            if error.errno != errno.EADDRINUSE:
+                raise
+            server = await asyncio.start_server(self._links.accept, host, 0, backlog=128)
+        self._address = join(self._host, server.sockets[0].getsockname()[1])
+        self.views = Views(self._links.agent, self._address, *self._sizes)
+        self._update()
+        for address in self._seeds:
+            self._links.dial(address)
+        self._ready.set()
+        await self._tick()
+        await self._links.end()
+        # of each connection that is cancelled now Python 3.11 would print a stack
+        self._loop.set_exception_handler(lambda loop, context: None)
+
+    async def _tick(self) -> None:
+        last, beat_s = time.monotonic(), 0.0
+        while not self._over.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), TICK_S)
+            now = time.monotonic()
+            if now - last > QUIET_S:
+                self._links.woke = now
+            passed_s, last = min(now - last, 2 * TICK_S), now  # in which this process was running
+            self.views.tick(passed_s)
+            self._update()
+            beat_s += passed_s
+            if beat_s >= BEAT_S:
+                self._links.send(self._row)
+                self._look_at_worker(beat_s)
+                beat_s = 0.0
+
+    def _soon(self) -> None:
+        """Something has changed: what comes in at once is looked at together."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._update)
+
+    def _update(self) -> None:
+        """Draw the conclusions, and tell everybody what is new."""
+        self._is_due = False
+        self.views.step()
+        if self.views.is_expelled:  # somebody has a proof that this agent is dead, a false one
+            self._links.begin_anew()
+            self.views = Views(self._links.agent, self._address, *self._sizes)
+            self._push({"out": (self._told.get("view") or {"number": 0})["number"]})
+        rows = self.views.rows
+        row = pack({"row": self.views.row, "peers": [row["address"] for row in rows.values()]})
+        if row != self._row:
+            self._row = row
+            self._links.send(row)
+        for agent, post in [*self._posts.items()]:
+            member = rows[agent]["member"] if agent in rows else None
+            if member is None or member["id"] != post["id"]:
+                del self._posts[agent]
+        self._tell_worker()
+
+    def _leave(self, why: str) -> None:
+        self.views.attach(None, why)
+        self._over.set()
+
+    # -- the other launchers -----------------------------------------------------------------------
+
+    def _seal(self, direction: str, nonces: bytes) -> Seal:
+        return Seal(self._key, self._run_id, direction, nonces)
+
+    def _greet(self) -> list[bytes]:
+        own = self._posts.get(self._links.agent)
+        return [self._row, pack({"posts": own})] if own else [self._row]
+
+    def _take(self, agent: str, said: Json) -> None:
+        """A frame of another launcher. Raises what is in TROUBLE for one of another version."""
+        if posts := said.get("posts"):
+            self._post(agent, posts["id"], posts["values"])
+            return
+        if said["row"] != self.views.rows.get(agent):
+            self._soon()
+        self.views.hear(said["row"])
+        for address in {said["row"]["address"], *said["peers"]} - {self._address}:
+            self._links.dial(address)
+
+    def _died(self, agent: str) -> None:
+        self.views.died(agent, "its pod has ended, or its launcher")
+        self._soon()
+
+    def _post(self, agent: str, member: str, values: Json) -> None:
+        if agent not in self._posts or self._posts[agent]["id"] != member:
+            self._posts[agent] = {"id": member, "values": {}}
+        self._posts[agent]["values"].update(values)
+        self._push({"posts": {member: values}})
+
+    # -- the worker --------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link: socket.socket = writer.get_extra_info("socket")
+        pid = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._disconnected, writer, pid)
+            stack.enter_context(contextlib.suppress(*TROUBLE))
+            end = os.pidfd_open(pid)
+            stack.callback(os.close, end)
+            stack.callback(self._loop.remove_reader, end)
+            self._loop.add_reader(end, self._has_ended, end, reader)
+            while line := await reader.readline():
+                self._hear_worker(writer, pid, parse_json(line.decode()))
+
+    def _has_ended(self, end: int, reader: asyncio.StreamReader) -> None:
+        """The worker's process has: its children may hold the socket open."""
+        self._loop.remove_reader(end)
+        self._loop.call_later(TICK_S, reader.feed_eof)  # what it said last comes first
+
+    def _disconnected(self, writer: asyncio.StreamWriter, pid: int) -> None:
+        if self._worker is writer:
+            self._end_worker(how_it_ends(pid, Path(self._path).with_name(ENDED)))
+        writer.transport.abort()
+
+    def _hear_worker(self, writer: asyncio.StreamWriter, pid: int, said: Any) -> None:
+        views, member = self.views, self.views.row["member"]
+        if new := said.get("attach"):
+            how = "it joins again" if self._worker is writer else "another worker has its place"
+            self._worker, self.worker_pid, self._told = writer, pid, {}
+            self._unfit_s, self._status = 0.0, ""
+            views.attach({"id": new["id"], "pod": new["pod"], "status": "starting"}, how)
+            self._push({"settings": dict(zip(("least", "most"), self._sizes, strict=True))})
+            self._push({"posts": {p["id"]: p["values"] for p in self._posts.values()}})
+        elif self._worker is not writer or member is None:
+            return
+        elif "status" in said:
+            member["status"], self._status = said["status"], ""
+        elif "post" in said:
+            values = dict([said["post"]])
+            self._post(self._links.agent, member["id"], values)
+            self._update()  # the row with this worker goes first
+            self._links.send(pack({"posts": {"id": member["id"], "values": values}}))
+        elif "broken" in said:
+            views.row["broken"] = said["broken"]
+        elif "lease" in said:
+            views.answer(said["lease"], said["held"])
+            if not said["held"]:
+                self._loop.call_later(ASK_AGAIN_S, self._told.pop, "lease", None)
+        elif "leave" in said:
+            views.attach(None, said["leave"])
+        self._soon()
+
+    def _end_worker(self, how: str) -> None:
+        if self._worker:
+            self._worker.transport.abort()
+        self._worker, self.worker_pid = None, 0
+        self.views.attach(None, how)
+        self._soon()
+
+    def _look_at_worker(self, passed_s: float) -> None:
+        """Say of a worker that is stopped, or was let in and does not come, that it is so."""
+        if (member := self.views.row["member"]) is None:
+            return
+        how = "stopped" if _stat(self.worker_pid)[:1] in (["T"], ["t"]) else ""
+        if not how and self.views.is_in and (self._status or member["status"]) == "warm":
+            at = self._posts.get(self._links.agent, {"values": {}})["values"].get(AT, [0])[0]
+            how = "late" if at < self.views.row["view"]["number"] else ""
+        self._unfit_s = self._unfit_s + passed_s if how else 0.0
+        if how and not self._status and self._unfit_s >= LIMITS_S[how]:
+            self._status, member["status"] = member["status"], how
+        elif not how and self._status:
+            member["status"], self._status = self._status, ""
+
+    def _tell_worker(self) -> None:
+        """Push what the worker does not know yet."""
+        views = self.views
+        lost = [it for it, how in views.lost.items() if views.is_in and how not in IN_ORDER]
+        news: Json = {"out": views.out, "lost": lost, "going": views.is_going}
+        news |= {"lease": views.question, "view": views.row["view"] if views.is_in else None}
+        for name, value in news.items() if self._worker else ():
+            if value != self._told.get(name):
+                if value or name == "going":
+                    self._push({name: self._shown(value) if name == "view" else value})
+                self._told[name] = value
+
+    def _shown(self, view: Json) -> Json:
+        """A view as the worker gets it: gone is who was in the last one that it was told."""
+        before = ids(self._told.get("view"))
+        members = [{"id": m["id"], "pod": m["pod"]} for m in view["members"]]
+        gone = [one for one in view["gone"] if one["id"] in before]
+        return {"number": view["number"], "by": view["by"], "members": members, "gone": gone}
+
+    def _push(self, value: Json) -> None:
+        if self._worker:
+            self._worker.write(pack(value) + b"\n")
+
+
+def _stat(pid: int) -> list[str]:
+    """/proc/PID/stat from the state on; empty where there is no such process."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def how_it_ends(pid: int, reaped: Path) -> str:
+    """How a process ends that has just closed its files: the kernel shows it until it is reaped.
+
+    By then the forkserver has written it to that file.
+    """
+    code = int((_stat(pid) or ["0"])[-1])  # as `wait` gives it
+    with contextlib.suppress(OSError, ValueError):  # there is none
+        of, status = map(int, reaped.read_text().split())
+        code = status if of == pid else code
+    if number := code & 127:
+        return f"its process died of {signal.Signals(number).name}"
+    return f"its process ended with exit code {code >> 8}" if code else "its process ended"

@@ -1,0 +1,350 @@
+"""Which workers form the world: how launchers agree on *views*. No I/O, and no clock of its own.
+
+Each launcher (*agent*) says all it knows in one *row*, a JSON object, and keeps the newest row of
+every other. The leader, the first member of the last view that lives, proposes the next one. It
+commits it once every member has accepted it, and everybody in it takes it from a row.
+
+- Proof of a loss: the agent is dead, or says that its worker ended, left, is stopped or does not
+  come. Silence of SILENT_S is none: then more than half of those not proven lost have to be in the
+  next view. So it is with the last view, and with each proposal that anybody has accepted since,
+  which may have been committed. Where that fails, the leader's worker must hold the lease first.
+- An agent accepts ascending numbers only, so two views of one number share no member; and of two
+  that share none only one can have a majority.
+- A first view needs no majority: who begins a life takes the lease. Of two worlds that meet, the
+  one that is going stays; of two views of one world, the higher number. Who is not in it is *out*.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+Json = dict[str, Any]  # rows, views, proposals and members
+
+SILENT_S = 4.0  # of the listener's own running time, until an agent is taken for lost
+FORGOTTEN_S = 15.0  # of silence, until a world is taken to have ended: longer than a lease lasts
+CALM_S = 2.0  # without news, until a first view may be smaller than the job asks for
+STARTING_S = 60.0  # that a first view waits for workers which are not ready yet
+UNFIT = {"stopped": "its process is stopped", "late": "it was let in and did not come"}
+KEPT = 32  # ends of agents and of workers, the newest, and as many as the job has workers
+
+
+def ids(view: Json | None) -> list[str]:
+    """The ids of the members of a view or proposal, by rank."""
+    return [member["id"] for member in view["members"]] if view else []
+
+
+def number(view: Json | None) -> int:
+    """The number of a view or proposal; 0 for none."""
+    return view["number"] if view else 0
+
+
+def key(proposal: Json) -> tuple[int, str]:
+    """What makes it that proposal and no other."""
+    return proposal["number"], proposal["leader"]
+
+
+def by_address(row: Json) -> list[Any]:
+    """A key that sorts `x-2` before `x-10`."""
+    return [int(p) if n % 2 else p for n, p in enumerate(re.split(r"(\d+)", row["address"]))]
+
+
+def status(row: Json | None) -> str:
+    """Of the worker of an agent; empty where it has none."""
+    return row["member"]["status"] if row and row["member"] else ""
+
+
+def is_member(row: Json) -> bool:
+    """Is the worker of an agent in the view of its row?"""
+    return row["member"] is not None and row["member"]["id"] in ids(row["view"])
+
+
+class Views:
+    """What one agent knows and says. Call `step` after each change, and `tick` ten times a second.
+
+    `row` is what the others are to be told. For the own worker: `row["view"]`, `lost`, `is_going`,
+    `question` (the lease it is asked for) and `out` (the number of the view that is without it).
+    """
+
+    def __init__(self, agent: str, address: str, least: int, most: int) -> None:
+        """`address`: HOST:PORT; `least` and `most`: members of a first view."""
+        self.least, self.most = least, most
+        self.row: Json = {
+            "agent": agent,
+            "address": address,
+            "member": None,  # {"id", "pod", "status"} of the worker
+            "ended": {},  # how earlier workers ended, by id
+            "dead": {},  # how other agents ended
+            "view": None,  # the newest that a worker of this agent was in
+            "accepted": [],  # proposals since
+            "proposal": None,
+            "broken": 0,  # the number of the view that does not work, though nobody may be lost
+            "hears": [],  # agents
+        }
+        self.rows: dict[str, Json] = {agent: self.row}
+        self.out = 0
+        self.is_expelled = False  # does another agent take this one for dead? Then be a new one
+        self._agent = agent
+        self._silent_s: dict[str, float] = {}
+        self._known: dict[tuple[int, str], Json] = {}  # proposals that anybody has accepted
+        self._newest = 0  # the highest number that was seen anywhere
+        self._held = 0  # the proposal for which the own worker holds the lease
+        self._seen: list[Any] = []  # the workers that are there, as they were at the last tick
+        self._calm_s = self._enough_s = self._minor_s = 0.0
+
+    def attach(self, member: Json | None, how: str) -> None:
+        """Another worker, or none, takes the place of the last one, which ended so."""
+        if last := self.row["member"]:
+            self._keep(self.row["ended"], last["id"], how)
+        self.row["member"], self.out = member, 0
+
+    def hear(self, row: Json) -> None:
+        """A row of another agent; one that is known to be dead is not heard."""
+        agent = row["agent"]
+        if agent in self.row["dead"] or agent == self._agent:
+            return
+        for other in [*self.rows.values()]:
+            if other["address"] == row["address"] and other["agent"] != agent:
+                self.died(other["agent"], "another launcher has taken its place")
+        self.rows[agent] = row
+        self._note(row)
+        self._silent_s[agent] = 0.0
+        for dead, how in row["dead"].items():
+            self.died(dead, how)
+
+    def died(self, agent: str, how: str) -> None:
+        """There is proof that this agent ended, and its worker with it."""
+        if agent == self._agent:
+            self.is_expelled = True
+        elif agent not in self.row["dead"]:
+            self._keep(self.row["dead"], agent, how)
+            if row := self.rows.pop(agent, None):  # what it last said of its worker is said on
+                for member, end in row["ended"].items():
+                    self._keep(self.row["ended"], member, end)
+
+    def tick(self, seconds: float) -> None:
+        """So much time has passed in which this process was running."""
+        needed = {member["agent"] for member in self._members()}
+        for agent in {*self.rows, *needed} - {self._agent}:
+            self._silent_s[agent] = self.silence(agent) + seconds
+            if self.silence(agent) > 4 * FORGOTTEN_S and agent not in needed:
+                del self.rows[agent], self._silent_s[agent]
+        there = [(row["agent"], dict(row["member"])) for row in self._living() if row["member"]]
+        self._calm_s = self._calm_s + seconds if there == self._seen else 0.0
+        self._seen, self._enough_s = there, self._enough_s + seconds
+        self._minor_s = self._minor_s + seconds if self._needed() == "minority" else 0.0
+
+    def answer(self, number: int, held: bool) -> None:
+        """The own worker's answer to `question`."""
+        self._held = number if held else self._held
+
+    def step(self) -> None:
+        """Draw the conclusions from what is known now."""
+        self.row["hears"] = sorted(row["agent"] for row in self._living() if row is not self.row)
+        self._adopt()
+        self._propose()
+        self._accept()
+        self._commit()
+
+    @property
+    def is_in(self) -> bool:
+        """Is the own worker in `row["view"]`?"""
+        return is_member(self.row)
+
+    @property
+    def is_going(self) -> bool:
+        """Is a worker in a view, of which it or another agent that lives has told?"""
+        return any(map(is_member, self._living(FORGOTTEN_S)))
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """How those members of the last view ended that are known to have done so."""
+        return {m["id"]: how for m in self._members() if (how := self._end(m))}
+
+    @property
+    def question(self) -> Json | None:
+        """The lease that the own worker is to take, for a proposal that lacks nothing else."""
+        mine, how = self.row["proposal"], self._needed()
+        is_due = how == "tie" or self._minor_s >= CALM_S  # who is found again may be out
+        return {"number": mine["number"], "how": how} if how and is_due else None
+
+    def _needed(self) -> str | None:
+        """What the own proposal needs the lease for; None where not all have accepted it."""
+        mine = self.row["proposal"]
+        rows = [self.rows.get(member["agent"]) for member in mine["members"]] if mine else [None]
+        if not all(row and key(mine) in map(key, row["accepted"]) for row in rows):
+            return None
+        return "" if mine["number"] == self._held else self._lacks(mine)
+
+    def silence(self, agent: str) -> float:
+        """For how many seconds an agent has not been heard."""
+        return self._silent_s.get(agent, 0.0)
+
+    def _keep(self, where: dict[str, str], name: str, how: str) -> None:
+        where.setdefault(name, how)
+        while len(where) > KEPT + self.most:
+            del where[next(iter(where))]
+
+    def _living(self, limit_s: float = SILENT_S) -> list[Json]:
+        return [row for row in self.rows.values() if self.silence(row["agent"]) < limit_s]
+
+    def _members(self) -> list[Json]:
+        return self.row["view"]["members"] if self.row["view"] else []
+
+    def _end(self, member: Json) -> str:
+        """How a member ended for good; empty where there is no proof."""
+        agent, row = member["agent"], self.rows.get(member["agent"], self.row)
+        how: dict[str, str] = {**self.row["dead"], **self.row["ended"], **row["ended"]}
+        return how.get(member["id"], how.get(agent, ""))
+
+    def _proof(self, member: Json) -> str:
+        """How a member is lost by its own launcher's word, or for good."""
+        row = self.rows.get(member["agent"])
+        is_there = row and row["member"] and row["member"]["id"] == member["id"]
+        return self._end(member) or (UNFIT.get(status(row), "") if is_there else "")
+
+    def _together(self, members: Iterable[Json]) -> list[Json]:
+        """Those who all hear each other: who misses most goes first, of equals the last one."""
+        kept = list(members)
+        while True:
+            agents, deaf = {member["agent"] for member in kept}, Counter[str]()
+            for agent in agents & self.rows.keys():  # of the others nothing is known
+                missed = agents - {agent} - {*self.rows[agent]["hears"]}
+                deaf.update([*missed, *[agent] * len(missed)])
+            if not deaf:
+                return kept
+            del kept[max(range(len(kept)), key=lambda n: (deaf[kept[n]["agent"]], n))]
+
+    def _note(self, row: Json) -> None:
+        self._known.update({key(one): one for one in row["accepted"]})
+        seen = [row["view"], row["proposal"], *row["accepted"]]
+        self._newest = max(self._newest, *map(number, seen))
+
+    def _adopt(self) -> None:
+        """Take the newest view that the own worker is in, or learn that it is out."""
+        member, own = self.row["member"], self.row
+        for row in self.rows.values() if member else ():
+            if number(row["view"]) > number(own["view"]) and member["id"] in ids(row["view"]):
+                self._enter(row["view"])
+        for row in filter(is_member, self.rows.values() if self.is_in else ()):
+            if member["id"] not in ids(row["view"]) and self._goes_before(row):
+                self.attach(None, "it was left out of a view")
+                self.out = number(row["view"])
+                return
+
+    def _goes_before(self, row: Json) -> bool:
+        """Is the view of this row the one that stays, of it and the own?"""
+        other, own = row["view"], self.row["view"]
+        going = [status(one) in ("going", *UNFIT) for one in (row, self.row)]
+        if going[0] != going[1] and other["root"] != own["root"]:
+            return going[0]
+        ranks = [(v["number"], len(v["members"]), v["leader"]) for v in (other, own)]
+        return ranks[0] > ranks[1]
+
+    def _enter(self, view: Json) -> None:
+        self.row["view"], self.row["proposal"] = view, None
+        self.row["accepted"] = [p for p in self.row["accepted"] if number(p) > number(view)]
+        self._known = {k: p for k, p in self._known.items() if number(p) > number(view)}
+
+    def _propose(self) -> None:
+        wanted = self._next() if self.is_in else self._first()
+        mine, view = self.row["proposal"], self.row["view"]
+        same = mine and mine["base"] == number(view) and mine["members"] == wanted
+        if not wanted:
+            self.row["proposal"] = None
+        elif not same or self._is_refused(mine):
+            self._newest += 1
+            self.row["proposal"] = {
+                "number": self._newest,
+                "leader": self._agent,
+                "base": number(view),
+                "by": "quorum" if self.is_in else "first",
+                # which world it is: the first view that it comes from
+                "root": view["root"] if self.is_in else f"{self._newest}.{self._agent}",
+                "members": wanted,
+                "gone": self._gone(ids({"members": wanted})),
+            }
+
+    def _next(self) -> list[Json]:
+        """The members of the next view, if this agent leads to it; none: it stays as it is."""
+        last = self._members()
+        there = [m for m in last if not self._proof(m) and self.silence(m["agent"]) < SILENT_S]
+        there = self._together(there)
+        if not there or there[0]["agent"] != self._agent:
+            return []
+        rows, wanted = [self.rows.get(member["agent"]) for member in there], there
+        if all(status(row) == "going" for row in rows):
+            for row in sorted((r for r in self._living() if status(r) == "warm"), key=by_address):
+                more = [*wanted, self._member(row)]
+                wanted = more if self._together(more) == more and len(more) <= self.most else wanted
+        is_broken = any(row and row["broken"] == number(self.row["view"]) for row in rows)
+        return wanted if wanted != last or is_broken else []
+
+    def _first(self) -> list[Json]:
+        """The members of a first view, if this agent leads to it and there are enough."""
+        rows = sorted((r for r in self._living() if status(r) == "fresh"), key=by_address)
+        there = self._together(map(self._member, rows))
+        leads = there and there[0]["agent"] == self._agent and not self.is_going
+        if not leads or len(there) < self.least:
+            self._enough_s = 0.0
+            return []
+        is_ready = all(status(row) == "fresh" for row in self._living())
+        calm = self._calm_s >= CALM_S and (is_ready or self._enough_s >= STARTING_S)
+        return there[: self.most] if calm or len(there) >= self.most else []
+
+    def _member(self, row: Json) -> Json:
+        member = row["member"]
+        return {"id": member["id"], "pod": member["pod"], "agent": row["agent"]}
+
+    def _gone(self, stay: list[str]) -> list[Json]:
+        """Who goes with this view and why, and who went before: not everybody has seen each."""
+        gone = list(self.row["view"]["gone"]) if self.row["view"] else []
+        for member in [m for m in self._members() if m["id"] not in stay]:
+            silent_s = self.silence(member["agent"])
+            quiet = f"its pod was silent for {silent_s:.0f} s" if silent_s >= SILENT_S else ""
+            how = self._proof(member) or quiet or "its pod and another do not hear each other"
+            gone.append({"id": member["id"], "pod": member["pod"], "how": how})
+        return gone[-KEPT - self.most :]
+
+    def _is_refused(self, mine: Json) -> bool:
+        """Has a member promised to accept higher numbers only?"""
+        rows = [self.rows.get(member["agent"], {"accepted": []}) for member in mine["members"]]
+        others = [row["accepted"] for row in rows if key(mine) not in map(key, row["accepted"])]
+        return any(number(one) >= number(mine) for accepted in others for one in accepted)
+
+    def _accept(self) -> None:
+        """Accept the highest proposal that is above all before, and fits what the worker is in."""
+        accepted, own = self.row["accepted"], self.row
+        least = max([number(own["view"]), *map(number, accepted)])
+        proposals = [row["proposal"] for row in self.rows.values() if row["proposal"]]
+        for one in sorted(proposals, key=number, reverse=True):
+            if self.is_in:
+                fits = one["by"] == "quorum" and one["base"] == number(own["view"])
+            elif one["by"] == "first":
+                fits = status(own) == "fresh" and not self.is_going
+            else:
+                fits = status(own) == "warm"
+            if fits and number(one) > least and own["member"]["id"] in ids(one):
+                own["accepted"] = [p for p in accepted if ids(p) != ids(one)] + [one]
+                self._note(own)
+                return
+
+    def _lacks(self, mine: Json) -> str:
+        """What stands against committing: "tie", "minority", or nothing."""
+        own, worst = ids(mine), ""
+        since = [p for p in self._known.values() if number(p) > number(self.row["view"])]
+        others = [p for p in since if p["leader"] != self._agent]  # ours were not committed
+        for base in [self.row["view"], *others] if mine["by"] == "quorum" else []:
+            alive = [m["id"] for m in base["members"] if not self._proof(m)]
+            stay = sum(member in own for member in alive)
+            if 2 * stay < len(alive):
+                return "minority"
+            worst = "tie" if alive and 2 * stay == len(alive) else worst
+        return worst
+
+    def _commit(self) -> None:
+        mine = self.row["proposal"]
+        if self.question:
+            self.row["broken"] = mine["base"]  # the worker leaves its group to answer
+        elif self._needed() == "":
+            self._enter({**mine, "by": "lease" if self._lacks(mine) else mine["by"]})

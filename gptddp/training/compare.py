@@ -1,0 +1,63 @@
+"""The first thing in a new world: do its ranks have the same state, and who lacks it?"""
+
+from gptddp.distributed.hardware import machine
+from gptddp.errors import ConfigError, Diverged, LifeLost, LostPeer
+from gptddp.run.progress import Progress
+from gptddp.training.parts import DUE, LifeParts
+
+
+def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
+    """All ranks: compare what each has, and give the newest state to those that lack it.
+
+    No hash of all tensors, which would take longer than all else: ranks that did the same steps on
+    the same rows have the same state, and `Life.is_check_due` has it compared soon. But of the same
+    step one may know what another was cut off in: that rows are left out, or the evaluation.
+
+    `layout`: of DDP's buckets on this rank; `books`: has it those of rank 0? Returns a rank that
+    had the newest state, and whether rank 0 lacks the books. Raises Diverged; LifeLost where no
+    rank has a state; ConfigError on a rank that would add up its gradients in another order.
+    """
+    world = life.world
+    step = life.step if life.live.is_whole else -1
+    place = step, len(life.progress.data.get("quarantined", ()))
+    known = {it: life.line[it] for it in DUE if it in life.line}
+    generation = life.recorder.generation if life.recorder else life.generation
+    mine = place, life.progress.chain_fp, layout, generation, books, machine(world.device), known
+    rows = world.gather(mine)  # all ranks
+    places, chains, layouts, generations, have_books, machines, lines = zip(*rows, strict=True)
+    if (newest := max(places))[0] < 0:
+        raise LifeLost("no rank is left that has the state")
+    have = [rank for rank, it in enumerate(places) if it == newest]
+    giver = have[0]
+    if len({chains[rank] for rank in have}) > 1:
+        raise Diverged({rank: chains[rank] for rank in have}, step, world.names)
+    if layout != layouts[giver]:
+        raise ConfigError(
+            "this worker's DDP would add up gradients in another order than the ranks that go on: "
+            "all pods of a run must have the same torch, on the same kind of device"
+        )
+    if len({*layouts}) > 1:
+        raise LostPeer("a worker that has come would add up gradients in another order: it ends")
+    for rank in have if world.rank in have else ():
+        life.line |= lines[rank]
+    if len(have) < world.world_size:
+        _hand_over(life, giver, world.rank in have)
+        life.handed_on = life.step
+    life.generation, life.machines = max(generations), sorted({*machines})
+    return giver, not have_books[0]
+
+
+def _hand_over(life: LifeParts, giver: int, has_it: bool) -> None:
+    """All ranks: the state of the rank `giver`, and what goes with it."""
+    world = life.world
+    life.live.is_whole = has_it
+    world.broadcast(life.tensors.values(), giver)  # all ranks
+    about = [life.progress.to_meta(), life.line, *life.live.kept()] if has_it else None
+    about = world.broadcast_value(about, giver)  # all ranks
+    if has_it:
+        return
+    meta, line, lines, events = about
+    vars(life.progress).update(vars(Progress.from_meta(meta)))
+    life.line = line
+    life.live.take_over({it["step"]: it for it in lines}, events)
+    life.live.is_whole = True

@@ -1,0 +1,322 @@
+"""The worlds of a life: its ranks go from one to the next, and no process of them ends.
+
+A world is over when a collective has failed as a rank is lost, or when all ranks have heard at the
+same step (`Life.agree`) that their launchers agree on another view: a pod has come, or leaves. Then
+each takes the newest view, and all compare what they have. The state of the highest step counts;
+who has another step, or none as it has just come, gets it from a rank that has it. The step that
+was cut off is done again, with the same rows.
+
+Without a launcher of ours there is one world, and a lost peer ends the life.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gptddp.distributed import pulse
+from gptddp.distributed.connect import FIRST_TIMEOUT_S
+from gptddp.distributed.lost import is_lost_peer, said
+from gptddp.distributed.members import AT_END, TOLD, LeaseAsked, Out, View
+from gptddp.errors import LifeLost, Stopped
+from gptddp.model.sums import Sums
+from gptddp.run import moves
+from gptddp.run.lease import Lease
+from gptddp.training.begin import introduction
+from gptddp.training.compare import compare
+from gptddp.training.parts import LifeParts
+from gptddp.training.takeover import Proof, Takeover
+
+_POLL_S = 0.25
+_GONE_S = 5.0  # without a world: its launcher may be on its way back to the others
+_BROKEN_S = 1.0  # without a word of a loss: the connections alone have failed
+_ALL_S = 1.0  # after a rank is told to stop: for the others to be told too, as where a job ends
+ALONE_S = 3.0  # between two saves while one pod alone has the state
+
+log = logging.getLogger(__name__)
+
+
+class Worlds:
+    """All ranks: the present world of a life, and the way into the next."""
+
+    def __init__(self, life: LifeParts, sums: Sums) -> None:
+        self.is_over = False  # the life has come to its end
+        self.ends = False  # agreed: the world does, after the step that is done
+        self.save_soon = False  # somebody has gone with the state, or waits with it
+        self.takeover: Takeover | None = None  # on a new rank 0, until it has the books
+        self._life, self._world, self._sums = life, life.world, sums
+        view = self._world.view
+        # the last view that was taken; None: the first world is there, or is static
+        self._number = view.number if view else 0
+        self._ids: list[str] = view.ids if view else []  # of the last world entered, by rank
+        self._how: dict[str, str] = {}  # each member that is gone since then
+        self._noticed: float | None = None  # monotonic: that the world is over
+        self._proof: Proof | None = None
+        self._lease: Lease | None = None  # taken as the proof for a view
+        self._pods: list[str] = list(self._world.pods)  # of `_ids`
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """All ranks, around what they do together: until it is over, or the world is."""
+        while not self._is_entered():
+            pass
+        try:
+            yield
+        except Exception as error:
+            if not self._is_survived(error):
+                raise
+
+    def _is_survived(self, error: Exception) -> bool:
+        """Is this the end of the world only? Not while the state is changing: then it is lost."""
+        if self._world.is_static or self._life.live.is_changing or not is_lost_peer(error):
+            return False
+        log.info("[rank %d] another world is due: %s", self._world.rank, said(error))
+        self.ends = True
+        self._noticed = self._noticed or time.monotonic()
+        return True
+
+    def _is_entered(self) -> bool:
+        """Enter the newest world; False where it is over before that."""
+        life = self._life
+        try:
+            moved = self.ends or not life.live.is_whole  # the second: it has just come
+            if moved:
+                self._form()
+                books = life.recorder is not None or self.takeover is not None
+                self._tell(*compare(life, self._sums.layout(), books))
+            life.go_on(moved)
+            if members := self._world.members:
+                members.post("origin", introduction(life))
+                members.status("going")
+            self.ends = False
+            self._wait()
+        except Exception as error:
+            if not self._is_survived(error):
+                raise
+            return False
+        return True
+
+    # -- into a world ------------------------------------------------------------------------------
+
+    def _form(self) -> None:
+        """The newest view as the world. Raises LostPeer where a member of it is lost."""
+        self._noticed = self._noticed or time.monotonic()
+        self._life.clock.enter("other")
+        pulse.allow(FIRST_TIMEOUT_S)
+        if not self._life.live.is_whole and self._world.members:
+            self._world.members.status("warm")
+        view = self._newest()
+        self._number = view.number
+        self._how |= {it.id: it.how for it in view.gone}
+        if self._life.live.is_whole and self._world.members:  # packing begins while the ranks meet
+            place = view.ids.index(self._world.members.me), len(view.ids)
+            self._life.rows.move(self._life.progress.data, *place)
+        self._world.form(view)
+
+    def _newest(self) -> View:
+        """Wait for a view newer than the last; meanwhile answer what the launcher asks."""
+        members, since = self._world.members, time.monotonic()
+        assert members
+        while True:
+            pulse.beat()
+            found = members.next_view(self._number, _POLL_S)
+            if isinstance(found, View):
+                self._proof = None
+                return found
+            if isinstance(found, Out):
+                self._come_back()
+            elif isinstance(found, LeaseAsked):
+                if self._proof is None or self._proof.asked != found:
+                    self._proof = Proof(found, self._life)
+                if lease := self._proof.held(_POLL_S):
+                    self._lease = lease
+                    members.answer(found, True)
+            elif not self._life.live.is_whole:
+                if members.is_going:
+                    since = time.monotonic()
+                elif time.monotonic() - since > _GONE_S:
+                    raise LifeLost("the world that this worker was to join has ended")
+            elif since and time.monotonic() - since > _BROKEN_S and self._world.view:
+                since = 0.0
+                members.broken(self._world.view)
+
+    def _come_back(self) -> None:
+        """The others go on without this process: as a new member it gets their state.
+
+        Rank 0 does not: whatever it still writes is another life's (LifeLost).
+        """
+        if self._life.recorder or self.takeover:
+            raise LifeLost("the others have gone on without this process, with another rank 0")
+        log.warning("[rank %d] the others have gone on without it: it joins them", self._world.rank)
+        assert self._world.members
+        self._world.members.rejoin()
+        self._world.alone()
+        self._world.members.status("warm")
+        self._number, self._proof = 0, None
+        self._life.live.is_whole = self._life.stop.holds = False
+
+    def _tell(self, giver: int, is_new: bool) -> None:
+        """All ranks: what has become of the world, for the books; rank 0 may be new to them."""
+        life, world, view = self._life, self._world, self._world.view
+        assert view and self._noticed is not None
+        event: Any = None
+        if world.rank == giver:
+            old, pods = dict(zip(self._ids, self._pods, strict=True)), list(world.pods)
+            event = {
+                "event": "world",
+                "time": time.time(),
+                "generation": life.generation,
+                "step": life.step,
+                "world_size": world.world_size,
+                "nodes": world.nodes,
+                "pods": pods,
+                "machines": life.machines,
+                "lost": [
+                    {"rank": rank, "pod": pod, "how": self._how.get(id, "it is lost")}
+                    for rank, (id, pod) in enumerate(old.items())
+                    if id not in view.ids
+                ],
+                "joined": [
+                    {"rank": rank, "pod": pods[rank]}
+                    for rank, id in enumerate(view.ids)
+                    if id not in old
+                ],
+                "pause_s": round(time.monotonic() - self._noticed, 3),
+                "at": time.time() - (time.monotonic() - self._noticed),
+                "phases": life.spent.by_phase(),
+                "since_s": round(self._noticed - life.spent.met, 3),
+            }
+        event = world.broadcast_value(event, giver)  # all ranks
+        # from here on all seconds are the new world's, also where it is over before its first step
+        life.spent.enter(world)
+        self._ids, self._pods, self._how, self._noticed = view.ids, list(world.pods), {}, None
+        self.save_soon |= any(it["how"].startswith(TOLD) for it in event["lost"])
+        if is_new:
+            self._take_over(event, view)
+            return
+        life.live.keep_event(event, life.step)
+        if life.recorder:
+            life.recorder.moved(event)
+        elif self.takeover:
+            self.takeover.events.append(event)
+
+    def _take_over(self, event: dict[str, Any], view: View) -> None:
+        """All ranks keep how the rank 0 before has ended; the present one takes the books over."""
+        life = self._life
+        end = {it: event[it] for it in ("time", "generation", "step", "at", "phases", "since_s")}
+        lost = moves.lost(event) or "rank 0 had to let the run go, as no majority was heard"
+        cause = f"after step {event['step']}: {lost}"
+        end |= {"event": "end", "cause": cause, "survived": True}
+        if ("end", life.generation) not in [
+            (it["event"], it["generation"]) for it in life.live.events
+        ]:
+            life.live.keep_event(end, life.step)
+        if self._world.rank == 0:
+            lease, self._lease = self._lease, None
+            self.takeover = Takeover(life, event, lease, follows=view.by != "lease")
+
+    # -- in a world --------------------------------------------------------------------------------
+
+    @property
+    def is_small(self) -> bool:
+        """Are there fewer pods than the job needs? Then nobody trains."""
+        members = self._world.members
+        return members is not None and self._world.world_size < members.least
+
+    @property
+    def save_within_s(self) -> float:
+        """When the next save is due at the latest; seconds after the last."""
+        members = self._world.members
+        if self.save_soon:
+            return 0.0
+        alone = members is not None and self._world.world_size == 1 < members.most
+        return ALONE_S if alone else math.inf  # nobody else has the state
+
+    def _wait(self) -> None:
+        """All ranks: as long as the world is too small, have the state saved, and train nothing."""
+        life, saved = self._life, False
+        if self.is_small:
+            life.check_replicas()  # all ranks
+        while self.is_small and not self.ends and not life.cause:
+            life.clock.enter("other")
+            time.sleep(_POLL_S)
+            self.take_books()
+            if life.recorder:
+                life.recorder.saves.watch()
+                if not saved and not life.recorder.saves.writer.busy:
+                    saved = True
+                    life.save()
+            self.meet()  # all ranks
+
+    def meet(self) -> None:
+        """All ranks, between two steps: is the life to stop, or the world over?"""
+        asked, late = self.stops()
+        flags = torch.tensor([asked, late, self.has_news()], dtype=torch.int64)
+        asks, lates, news = self._world.all_reduce(flags).tolist()  # all ranks
+        self.agreed(asks, lates, asked, news)
+
+    def has_news(self) -> bool:
+        """Is there a newer view? The ranks agree on that before a step."""
+        members, view = self._world.members, self._world.view
+        return members is not None and view is not None and members.has_news(view)
+
+    def stops(self) -> tuple[bool, bool]:
+        """Is this rank to stop? And for so long that all would be, if they were to?"""
+        stop = self._life.stop
+        return stop.asked, stop.asked and (self._world.is_static or stop.waited_s > _ALL_S)
+
+    def agreed(self, asked: int, late: int, mine: bool, news: int) -> None:
+        """All ranks: what the ranks have said, in sum; `mine`: that this one is to stop.
+
+        Raises Stopped on ranks that stop while others go on.
+        """
+        life, world = self._life, self._world
+        if asked == world.world_size or (asked and world.is_static):
+            life.cause = "stopped"
+        elif late and mine:
+            assert world.members
+            if life.recorder:
+                life.recorder.close()
+            world.members.leave(TOLD)
+            how = f"{life.stop.cause} after step {life.step}; the others go on"
+            log.info("[rank %d] %s", world.rank, how)
+            raise Stopped(how)
+        self.ends = bool(news or late) and not life.cause
+
+    @contextmanager
+    def last_words(self) -> Iterator[None]:
+        """All ranks, behind their last state: who is lost now has seen the end too."""
+        self.is_over = True
+        try:
+            yield
+        except Exception as error:
+            if self._world.is_static or not is_lost_peer(error):
+                raise
+        if self._world.members:
+            self._world.members.leave(AT_END)
+
+    def take_books(self) -> None:
+        """On a new rank 0: has it the books now? Then they get what has happened meanwhile."""
+        life = self._life
+        if self.takeover and (recorder := self.takeover.recorder()):
+            for event in self.takeover.events:
+                recorder.moved({**event, "generation": recorder.generation})
+            self.takeover, life.recorder = None, recorder
+            for step, line in life.live.lines.items():
+                if step > recorder.origin.step:
+                    recorder.step(line, life.progress, 0.0)
+                elif step == recorder.origin.step and line != recorder.line:  # evaluated since
+                    recorder.completed(line, "val_loss" in line)
+
+    def wait_for_books(self) -> None:
+        """All ranks: rank 0 has the books before the life ends."""
+        while True:
+            self.take_books()
+            waits = torch.tensor([self.takeover is not None], dtype=torch.int64)
+            if not self._world.all_reduce(waits).item():  # all ranks
+                return
+            time.sleep(_POLL_S)

@@ -1,0 +1,65 @@
+"""A loader that goes on as another rank: the same batches, and nothing packed a second time."""
+
+import contextlib
+import json
+import random
+
+import pytest
+from support.loaders import LANES, corpus, global_batch, open_loader, run, same
+
+from gptddp.errors import DataError
+
+STEPS = 60
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_batches_do_not_depend_on_moves(seed):
+    """Members come and go at any step; of those that stay, some have taken a batch or two that are
+    to be done again."""
+    dataset, rng = corpus(), random.Random(seed)
+    alone = run(dataset, [(1, STEPS)], STEPS)
+    batches, state = [], None
+    with contextlib.ExitStack() as stack:
+        loaders = []
+        while len(batches) < STEPS:
+            stay = rng.sample(loaders, rng.randint(0, len(loaders)))
+            size = rng.randint(max(1, len(stay)), LANES)
+            for rank, loader in enumerate(stay):
+                loader.move(rank, size, state)
+            settings = dict(world_size=size, state=state, threads=rng.randint(1, 2))
+            loaders = stay + [
+                stack.enter_context(open_loader(dataset, rank=rank, **settings))
+                for rank in range(len(stay), size)
+            ]
+            for _ in range(rng.randint(0, 12)):
+                batches.append(global_batch(loaders))
+                state = json.loads(json.dumps(loaders[0].state(batches[-1].cursors)))
+            for loader in loaders:
+                for _ in range(rng.choice([0, 1, 1, 2])):
+                    loader.next()
+    same(batches[:STEPS], alone)
+
+
+def test_what_is_packed_for_a_lane_that_stays_is_kept():
+    """Where a batch is to be taken again too, also behind the end of a block."""
+    alone = run(corpus(), [(1, STEPS)], STEPS)
+    with open_loader(corpus(), rank=1, world_size=2) as loader, open_loader(corpus()) as whole:
+        lanes = {lane.number: lane for lane in loader._producer.lanes}
+        state = None
+        for batch in alone[:40]:
+            loader.next()
+            loader.move(1, 2, state)  # the same batch again
+            loader.next()
+            state = whole.state(batch.cursors)
+        assert {lane.number: lane for lane in loader._producer.lanes} == lanes
+        loader.move(1, 3, state)  # lanes 4 to 7 become 2 to 4
+        now = {lane.number: lane for lane in loader._producer.lanes}
+        assert sorted(now) == [2, 3, 4] and now[4] is lanes[4]
+        assert all(lanes[it].stopped.is_set() for it in (5, 6, 7))
+
+
+def test_a_state_of_another_run_moves_nobody():
+    with open_loader(corpus()) as loader, open_loader(corpus(), seed=8) as other:
+        state = other.state(other.next().cursors)
+        with pytest.raises(DataError, match="seed: 8 -> 7"):
+            loader.move(0, 1, state)

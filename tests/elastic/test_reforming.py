@@ -1,0 +1,47 @@
+"""Real launchers and trainers: ranks are lost and come, no survivor ends, and no bit changes."""
+
+import os
+import signal
+
+import pytest
+from support.launchers import Training, undisturbed
+from support.same_bits import check_same_lines
+
+from gptddp.run.history import read_ledger
+
+STEPS = 150
+
+
+@pytest.fixture
+def job(corpus, tmp_path):
+    it = Training(tmp_path / "job", corpus, 3, 41, 1, "--steps", str(STEPS))
+    it.start(0, 1, 2)
+    it.goes_on(3)
+    yield it
+    it.close()
+
+
+def test_a_worker_and_the_pod_of_rank_0_are_killed(job, corpus, tmp_path):
+    """The process of rank 2 is the same from the first step to the last, as no other is."""
+    survivor = job.worker(2)
+    os.kill(job.worker(1), signal.SIGKILL)
+    job.goes_on(2)
+    job.goes_on(3)  # the worker has come back
+    job.pods[0].kill()
+    job.goes_on(2)
+    job.whole()
+    assert job.worker(2) == survivor
+    lines = job.finish()
+    check_same_lines(lines, undisturbed(tmp_path / "alone", corpus, 1, STEPS))
+
+    events = read_ledger(job.folder)
+    starts = [it for it in events if it["event"] == "start"]
+    assert [it["redo"] for it in starts] == [0, 0]  # the second: of the books, by a new rank 0
+    worlds = [it for it in events if it["event"] == "world"]
+    lost = [(it["pod"], it["rank"]) for world in worlds for it in world["lost"]]
+    assert lost == [("pod-1", 1), ("pod-0", 0)]
+    assert [it["pod"] for world in worlds for it in world["joined"]] == ["pod-1", "pod-0"]
+    checked = {line["step"] for line in lines if "state_fp" in line}
+    assert {it["step"] + 1 for it in worlds if it["joined"]} <= checked
+    ends = [it["cause"] for it in events if it["event"] == "end"]
+    assert len(ends) == 1 and "rank 0 (pod-0)" in ends[0]

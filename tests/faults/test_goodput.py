@@ -1,0 +1,101 @@
+"""What goes on for minutes: kills without an end beside undisturbed minutes, a hundred re-forms."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from support.faulty_jobs import SHORT, long
+
+TURN_S = 60
+
+
+@pytest.fixture(scope="module")
+def job(jobs):
+    """Four pods, steps of about 0.2 s."""
+    it = jobs("--checkpoint-every", "30", pause_s=0.2)
+    it.steady()
+    return it
+
+
+def kill_one(job):
+    """A random pod, or its worker, of those that are there; which is not waited for."""
+    there = [i for i, pod in enumerate(job.pods) if pod.process]
+    if there:
+        random.choice([job.kill, job.shoot])(random.choice(there))
+
+
+def steps_a_second(job, every_s: float | None) -> float:
+    """For a turn, with a kill every so often or undisturbed."""
+    first, kills = job.last(), 1 if every_s is None else int(TURN_S / every_s)
+    for _ in range(kills):
+        if every_s:
+            kill_one(job)
+        job.wait(TURN_S / kills)
+    return (job.last() - first) / TURN_S
+
+
+@pytest.mark.fault(7)
+@long
+@pytest.mark.parametrize("every_s", [10, 5, 3])
+def test_kills_all_the_time_cost_few_steps(job, measured, every_s):
+    """Turns with kills and undisturbed ones: most steps are done, no finished one is lost."""
+    random.seed(every_s)
+    turns, killed, calm = 5, 0.0, 0.0
+    with job.fault() as fault:
+        for _ in range(turns):
+            job.steady()
+            calm += steps_a_second(job, None)
+            killed += steps_a_second(job, every_s)
+    share = killed / calm
+    fault.seconds = every_s * (1 - share)  # that a kill costs
+    print(f"a kill every {every_s} s: {share:.1%}")
+    what = f"a random pod or worker killed every {every_s} s for {turns * TURN_S} s"
+    measured(what, fault, f"{share:.0%} of the steps of as long a time without kills")
+    assert fault.redone == 0 and share > 0.5
+
+
+@pytest.mark.fault(38)
+def test_a_hundred_re_forms_leave_nothing_behind(job, strike):
+    """No descriptor, thread or shared memory more in a survivor than after the first few, nor in
+    the launchers; hardly more memory."""
+    cycles = 5 if SHORT else 50  # of two re-forms each
+    job.steady()
+    job.pause(0.05)
+
+    def processes():
+        return [job.worker(0), job.pid(0), job.pid(1)]
+
+    def left() -> list[int]:
+        counts = [
+            len(os.listdir(f"/proc/{pid}/{kind}")) for pid in processes() for kind in ("fd", "task")
+        ]
+        return [*counts, len(os.listdir("/dev/shm"))]
+
+    def resident_mb() -> list[int]:
+        texts = (Path(f"/proc/{pid}/status").read_text() for pid in processes())
+        return [int(text.split("VmRSS:")[1].split()[0]) // 1024 for text in texts]
+
+    for cycle in range(cycles):
+        if cycle == 2:
+            before, before_mb, pids = left(), resident_mb(), processes()
+        which = 1 + cycle % 3
+        what = f"{2 * cycles} times another world in the same process", "nothing piles up"
+        with strike(job, *what, which):
+            job.shoot(which)
+    job.steady()
+    assert processes() == pids
+    print(f"{before} -> {left()}, MB {before_mb} -> {resident_mb()}")
+    # rank 0 has more of both, which this one may have become
+    assert all(now <= then + 8 for now, then in zip(left(), before, strict=True)), (before, left())
+    assert all(b <= a + 60 for a, b in zip(before_mb, resident_mb(), strict=True))
+
+
+def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
+    """After all of the above."""
+    ends_undisturbed(job)
+
+
+def test_semaphores():
+    """None is left in the host's shared memory by processes that were killed."""
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("sem.mp-")]

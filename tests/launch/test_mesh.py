@@ -1,0 +1,241 @@
+"""The mesh of launchers over real sockets, each launcher and worker a process."""
+
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from ipaddress import IPv4Address
+
+import pytest
+from support.mesh_pods import Pod
+
+
+def until(what, limit_s=20.0):
+    end = time.monotonic() + limit_s
+    while not (value := what()):
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.005)
+    return value
+
+
+class Job:
+    """Pods at addresses of this process's own."""
+
+    def __init__(self, folder, size, least, most):
+        pid = os.getpid()
+        first = f"127.{100 + pid % 100}.{pid // 100 % 250}.10"
+        self.port, self.least, self.most = 29400, least, most
+        hosts = [str(IPv4Address(first) + n) for n in range(most)]
+        self.seeds = [f"{host}:{self.port}" for host in hosts]
+        self.folder, self.pods = folder, []
+        for _ in range(size):
+            self.add(len(self.pods))
+
+    def add(self, n, **more):
+        address = self.seeds[n].rpartition(":")[0]
+        where = self.folder / f"{n}-{time.monotonic_ns()}"
+        pod = Pod(where, address, self.port, self.seeds, self.least, self.most, **more)
+        self.pods[n:] = [pod, *self.pods[n + 1 :]]
+        return pod
+
+    def agree(self, pods, limit_s=20.0):
+        """Wait until these pods have one view, of them in any order; it."""
+
+        def same():
+            views = [pod.view for pod in pods]
+            wanted = sorted(pod.address for pod in pods)
+            return all(v == views[0] and sorted(v[1]) == wanted for v in views) and views[0]
+
+        return until(same, limit_s)
+
+
+@pytest.fixture
+def job(tmp_path):
+    jobs = []
+
+    def begin(size, least=1, most=None):
+        jobs.append(Job(tmp_path, size, least, most or size))
+        return jobs[-1]
+
+    yield begin
+    for one in jobs:
+        for pod in one.pods:
+            pod.kill()
+
+
+def after(pods, start, number):
+    """Seconds from `start` until each of these workers had a view of a higher number."""
+    return [
+        min(line["at"] - start for line in pod.views() if line["view"]["number"] > number)
+        for pod in pods
+    ]
+
+
+@pytest.mark.alone
+def test_a_killed_worker_is_out_of_the_view_at_once_and_comes_back(job):
+    """Its launcher has the proof and how it died; the new worker is let in behind the others."""
+    one = job(4)
+    number, _ = one.agree(one.pods)
+    start = time.monotonic()
+    os.kill(one.pods[1].worker, signal.SIGKILL)
+    others = [one.pods[n] for n in (0, 2, 3)]
+    one.agree(others)
+    times = after(others, start, number)
+    print("killed worker", [f"{t * 1000:.0f} ms" for t in times])
+    gone = others[0].views()[-1]["view"]["gone"]
+    assert [g["pod"] for g in gone] == [one.pods[1].address]
+    assert gone[0]["how"] in ("its process died of SIGKILL", "its process ended"), "it was reaped"
+    assert max(times) < 0.2
+    _, pods = one.agree(one.pods)
+    assert pods[-1] == one.pods[1].address
+
+
+@pytest.mark.alone
+def test_a_killed_pod_is_out_of_the_view_at_once_and_its_successor_comes_in(job):
+    """The leader of the views included: it is one of all."""
+    one = job(3)
+    number, pods = one.agree(one.pods)
+    assert pods == [pod.address for pod in one.pods]
+    start = time.monotonic()
+    one.pods[0].kill()
+    one.agree(one.pods[1:])
+    times = after(one.pods[1:], start, number)
+    print("killed pod", [f"{t * 1000:.0f} ms" for t in times])
+    assert max(times) < 0.3
+    start = time.monotonic()
+    one.add(0)
+    _, pods = one.agree(one.pods)
+    assert pods[-1] == one.pods[0].address
+    first = one.pods[0].log()
+    at = [first[0]["at"], one.pods[0].views()[0]["at"]]
+    print("new pod", f"attached {at[0] - start:.2f} s, in a view {at[1] - at[0]:.3f} s later")
+    assert any(one.pods[1].address in str(line.get("posts")) for line in first)
+
+
+def test_a_stopped_worker_is_out_by_its_launchers_word_and_comes_back(job):
+    """After three seconds and without a quorum: here one of two."""
+    one = job(2)
+    one.agree(one.pods)
+    stopped = one.pods[1].worker
+    os.kill(stopped, signal.SIGSTOP)
+    one.agree(one.pods[:1], 6)
+    assert one.pods[0].views()[-1]["view"]["gone"][0]["how"] == "its process is stopped"
+    os.kill(stopped, signal.SIGCONT)
+    one.agree(one.pods)
+    assert one.pods[1].worker == stopped
+
+
+def test_a_joiner_that_is_let_in_and_does_not_come_is_out_again(job):
+    """Its launcher says so after four seconds: the others wait for it without a limit."""
+    one = job(2)
+    one.agree(one.pods)
+    (one.pods[1].folder / "log.late").touch()
+    os.kill(one.pods[1].worker, signal.SIGKILL)
+    until(lambda: len(one.pods[0].views()) == 3, 6)  # two, one, two
+    one.agree(one.pods[:1], 8)
+    assert "did not come" in one.pods[0].views()[-1]["view"]["gone"][0]["how"]
+    (one.pods[1].folder / "log.late").unlink()
+    one.agree(one.pods)
+
+
+@pytest.mark.alone
+def test_a_silent_pod_is_out_by_a_majority_within_five_seconds(job):
+    """A launcher that is stopped comes back as a joiner when it wakes."""
+    one = job(3)
+    number, _ = one.agree(one.pods)
+    start = time.monotonic()
+    os.kill(one.pods[2].process.pid, signal.SIGSTOP)
+    one.agree(one.pods[:2], 8)
+    assert 3 < max(after(one.pods[:2], start, number)) < 5
+    os.kill(one.pods[2].process.pid, signal.SIGCONT)
+    one.agree(one.pods)
+
+
+def test_of_two_the_one_that_has_the_lease_goes_on(job):
+    """A silent pod of two is out once the other's worker has the lease, and not before."""
+    one = job(2)
+    one.agree(one.pods)
+    os.kill(one.pods[0].process.pid, signal.SIGSTOP)
+    asked = until(lambda: [line for line in one.pods[1].log() if "lease" in line], 8)
+    assert asked[0]["lease"]["how"] == "tie" and one.pods[1].view[0] == 1
+    (one.pods[1].folder / "log.lease").touch()
+    one.agree(one.pods[1:], 4)
+    assert one.pods[1].views()[-1]["view"]["by"] == "lease"
+    os.kill(one.pods[0].process.pid, signal.SIGCONT)
+    one.agree(one.pods)
+
+
+def test_who_wakes_does_not_take_those_for_dead_who_have_gone_on_without_it(job):
+    """What they said meanwhile is read, and behind it that they have given up the connection."""
+    one = job(4)
+    one.agree(one.pods)
+    asleep, others = one.pods[:2], one.pods[2:]
+    for pod in asleep:
+        os.kill(pod.process.pid, signal.SIGSTOP)
+    for pod in others:
+        os.kill(pod.process.pid, signal.SIGUSR2)  # more than the kernel takes for who reads nothing
+        (pod.folder / "log.lease").touch()
+    one.agree(others, 12)
+    time.sleep(5)
+    for pod in asleep:
+        os.kill(pod.process.pid, signal.SIGCONT)
+    one.agree(one.pods)
+    assert not [line for pod in others for line in pod.log() if "out" in line]
+
+
+@pytest.mark.alone
+def test_a_stranger_can_neither_join_nor_disturb(job):
+    """A launcher with another key stays alone; a flood of connections and bytes delays nothing."""
+    one = job(2, 1, 3)
+    other = one.add(2, key="x" * 32)
+    one.agree(one.pods[:2])
+    over = threading.Event()
+    links = []
+
+    def flood():
+        address = one.seeds[0].rpartition(":")[0]
+        while not over.is_set():
+            for _ in range(10):
+                link = socket.create_connection((address, one.port))
+                link.sendall(struct.pack(">I", 1 << 31) + os.urandom(500))
+                links.append(link)
+            for old in links[:-300]:
+                old.close()
+            del links[:-300]
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        time.sleep(1)
+        number, _ = one.agree(one.pods[:2])
+        start = time.monotonic()
+        os.kill(one.pods[1].worker, signal.SIGKILL)
+        one.agree(one.pods[:1])
+        assert max(after(one.pods[:1], start, number)) < 1
+        one.agree(one.pods[:2])
+        one.pods[1].kill()
+        one.agree(one.pods[:1])
+        one.add(1)
+        one.pods.append(other)
+        one.agree(one.pods[:2])
+        assert other.address not in str(one.pods[0].log())
+    finally:
+        over.set()
+        thread.join()
+        for link in links:
+            link.close()
+    assert other.view[1] in ([], [other.address])
+
+
+def test_one_that_is_taken_for_dead_though_it_lives_comes_back_as_another(job):
+    """A reset that somebody else has sent passes for a proof: no reason to stay out for good."""
+    one = job(2)
+    number, _ = one.agree(one.pods)
+    workers = [pod.worker for pod in one.pods]
+    os.kill(one.pods[0].process.pid, signal.SIGUSR1)
+    until(lambda: one.pods[0].view[0] > number + 1)
+    one.agree(one.pods)
+    assert workers == [pod.worker for pod in one.pods]

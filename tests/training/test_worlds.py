@@ -1,0 +1,165 @@
+"""What the ranks of a new world compare, who stops, and where the seconds of two worlds went."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gptddp.errors import Broken, ConfigError, Diverged, LifeLost, LostPeer, Stopped
+from gptddp.run.owners import Owners
+from gptddp.run.progress import Progress
+from gptddp.training.compare import compare
+from gptddp.training.guard import Guard
+from gptddp.training.worlds import Worlds
+
+TENSORS = {"w": torch.arange(6.0)}
+CHAIN = 3
+LAYOUT = 7
+
+
+class Group:
+    """A world of which this is rank 0, and whose other ranks say `others`."""
+
+    rank, names, is_static, members, view = 0, ["rank 0", "rank 1", "rank 2"], False, None, None
+    device = torch.device("cpu")
+
+    def __init__(self, *others: Any) -> None:
+        self.others, self.given = others, list[int]()
+        self.world_size = 1 + len(others)
+
+    def gather(self, mine: Any) -> list[Any]:
+        return json.loads(json.dumps([mine, *self.others]))
+
+    def broadcast(self, tensors: Any, source: int) -> None:
+        self.given.append(source)
+
+    def broadcast_value(self, value: Any, source: int) -> Any:
+        return value
+
+
+def rank_at(
+    step: int,
+    bad: int = 1,
+    chain: int = CHAIN,
+    layout: int = LAYOUT,
+    generation: int = 1,
+    known: Any = None,
+) -> Any:
+    """What another rank says of itself."""
+    return [step, bad], chain, layout, generation, False, "m", known or {}
+
+
+def life_in(world: Group, step: int = 5, whole: bool = True) -> Any:
+    live = SimpleNamespace(is_whole=whole, kept=lambda: ([], []))
+    progress = Progress(step=step, chain_fp=CHAIN, data={"quarantined": [8]})
+    about = {"progress": progress, "tensors": TENSORS, "generation": 1, "line": {"loss": 2.0}}
+    about |= {"handed_on": -1, "recorder": None}
+    return SimpleNamespace(world=world, live=live, step=step, **about)
+
+
+def test_the_state_of_the_highest_step_counts_and_goes_to_the_others():
+    world = Group(rank_at(4, chain=1), rank_at(-1, generation=3))
+    life = life_in(world)
+    assert compare(life, LAYOUT, books=True) == (0, False)
+    assert world.given == [0] and life.generation == 3 and life.handed_on == 5
+
+
+def test_nothing_is_sent_where_all_have_it():
+    """But one was cut off in the evaluation that another has come through."""
+    world = Group(rank_at(5), rank_at(5, known={"val_loss": 1.5}))
+    life = life_in(world)
+    assert compare(life, LAYOUT, books=False) == (0, True)
+    assert not world.given and life.handed_on == -1
+    assert life.line == {"loss": 2.0, "val_loss": 1.5}
+
+
+def test_of_the_same_step_who_knows_more_rows_to_be_bad_has_the_state():
+    world = Group(rank_at(5, bad=0))
+    assert compare(life_in(world), LAYOUT, books=True) == (0, False)
+    assert world.given == [0]
+
+
+@pytest.mark.parametrize(
+    ("other", "layout", "step", "error"),
+    [
+        (rank_at(5, chain=CHAIN + 1), LAYOUT, 5, Diverged),
+        (rank_at(-1), LAYOUT, -1, LifeLost),
+        (rank_at(6, layout=LAYOUT + 1), LAYOUT, 5, ConfigError),
+        (rank_at(-1, layout=LAYOUT + 1), LAYOUT, 5, LostPeer),
+    ],
+    ids=["other rows", "no state", "other buckets", "a joiner's other buckets"],
+)
+def test_a_world_that_does_not_fit_does_no_step(other, layout, step, error):
+    life = life_in(Group(other), max(step, 0), step >= 0)
+    with pytest.raises(error):
+        compare(life, layout, books=True)
+
+
+def worlds_of(size: int, asked: bool = False, waited_s: float = 0.0, static: bool = False) -> Any:
+    left: list[str] = []
+    members = None if static else SimpleNamespace(leave=left.append, least=1, most=4)
+    world = SimpleNamespace(
+        world_size=size, is_static=static, members=members, view=None, pods=(), rank=1
+    )
+    stop = SimpleNamespace(asked=asked, waited_s=waited_s, cause="stopped by SIGTERM")
+    life = SimpleNamespace(world=world, stop=stop, recorder=None, cause="", step=3)
+    return Worlds(life, None), life, left
+
+
+def test_a_rank_that_is_told_to_stop_waits_whether_all_are():
+    worlds, life, left = worlds_of(4, asked=True, waited_s=0.5)
+    asked, late = worlds.stops()
+    assert asked and not late
+    worlds.agreed(1, 0, asked, news=0)
+    assert not life.cause and not worlds.ends and not left
+
+
+def test_then_it_leaves_and_the_others_go_on():
+    worlds, _, left = worlds_of(4, asked=True, waited_s=5.0)
+    with pytest.raises(Stopped, match="the others go on"):
+        worlds.agreed(1, 1, worlds.stops()[0], news=0)
+    assert left == ["told to stop"]
+    worlds, life, left = worlds_of(4)
+    worlds.agreed(1, 1, worlds.stops()[0], news=0)
+    assert worlds.ends and not life.cause and not left
+
+
+@pytest.mark.parametrize(("static", "asked"), [(False, 4), (True, 1)])
+def test_where_all_are_told_or_the_world_is_static_the_life_stops(static, asked):
+    worlds, life, _ = worlds_of(4, static=static)
+    worlds.agreed(asked, 0, mine=False, news=1)
+    assert life.cause == "stopped" and not worlds.ends
+
+
+def test_the_rank_seconds_of_two_worlds_add_up():
+    """10 s of two ranks, 1 s until the loss is noticed, 2 s until one rank goes on for 5 s."""
+    owners = Owners()
+    start = {"event": "start", "generation": 1, "time": 100.0, "world_size": 2, "step": 0}
+    owners.add({**start, "redo": 7})
+    moved = {"event": "world", "generation": 1, "time": 113.0, "at": 111.0, "world_size": 1}
+    moved |= {"step": 9, "since_s": 1.0, "phases": {"step": [10.0, 9.0], "wait": [0.0, 1.0]}}
+    owners.add(moved)
+    owners.add(moved)  # as it may be in the ledger twice
+    owners.add({"event": "checkpoint", "generation": 1, "phases": {"step": [5.0]}, "time": 118.0})
+    found = {name: it for name, it in owners.so_far().items() if it}
+    assert found == {"training": 24.0, "waiting": 1.0, "detection": 2.0, "reforming": 2.0}
+    assert owners.redo_until == 9
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_no_end_is_recorded_of_a_life_whose_start_is_not(restored):
+    """A ledger that began with it would end the job for good."""
+    events: list[str] = []
+    ledger = SimpleNamespace(emit=lambda name, **about: events.append(name))
+    recorder = SimpleNamespace(events=ledger, close=lambda: None)
+    spent = SimpleNamespace(by_phase=dict, since_s=0.0)
+    world = SimpleNamespace(is_static=False)
+    life: Any = SimpleNamespace(recorder=recorder, world=world, spent=spent, step=0)
+    life.stalls = SimpleNamespace(over=False)
+    guard = Guard(life)
+    guard.restored = restored
+    with pytest.raises(LostPeer), guard.around():
+        raise Broken("another is lost")
+    assert events == ["end"] * restored
