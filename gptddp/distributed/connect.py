@@ -98,7 +98,7 @@ class World:
         """Be a world of one, as before the first `form`."""
         assert self.group
         self.group.alone()
-        self._become(0, (environment.pod_name(),), "alone")
+        self._become(0, (self.pods[self.rank],), "alone")
 
     def _become(self, rank: int, pods: tuple[str, ...], formed: str) -> None:
         self.rank, self.world_size, self.pods = rank, len(pods), pods
@@ -206,8 +206,11 @@ class World:
             time.sleep(0.05)
 
     def _all_parted(self) -> bool:
-        ended = self.group.members.lost_of(self.view) if self.group and self.view else ()
-        return len(self.posted("parted")) + len(ended) >= self.world_size
+        parted = {rank for rank, formed in self.posted("parted").items() if formed == self._formed}
+        if self.group and self.view:
+            ended = self.group.members.ended_of(self.view)
+            parted |= {rank for rank, it in enumerate(self.view.ids) if it in ended}
+        return len(parted) == self.world_size
 
     def from_rank_0(self, work: Callable[[Tell], Any]) -> Any:
         """All ranks: the small result of `work`, done on rank 0 only; all ranks raise its error.
@@ -282,7 +285,8 @@ def connect(device: str | None) -> Iterator[World]:
     where = device_of(device, local_rank)
     threads = cpu_quota() // cpu_sharers(local_world_size)
     torch.set_num_threads(max(1, min(threads, slurm_cpus(local_world_size) or threads)))
-    here = environment.pod_name()
+    path = environment.members()
+    here = environment.pod() if path else environment.pod_name()
     world = World(
         rank=rank,
         world_size=world_size,
@@ -295,7 +299,7 @@ def connect(device: str | None) -> Iterator[World]:
         pods=(here,) * world_size,
     )
     with time_limit(FIRST_TIMEOUT_S + STORE_S):
-        if path := environment.members():
+        if path:
             world.group = Group(Members(path, here), where, FIRST_TIMEOUT_S)
             world.alone()
         else:

@@ -86,6 +86,7 @@ class Members:
         self.on_news: Callable[[], None] = lambda: None
         self._pod = pod
         self._changed = threading.Condition(threading.RLock())
+        self._looks_again = False  # a thread does, soon
         self._sending = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -155,6 +156,11 @@ class Members:
         """Members of this view that are known to be lost, before the next is agreed on."""
         with self._changed:
             return [it for it in view.members if it.id in self._lost]
+
+    def ended_of(self, view: View) -> set[str]:
+        """Ids of members of this view that are lost, or have left it in good order."""
+        with self._changed:
+            return {it for it in view.ids if it in self._lost or it in self._left}
 
     def is_over(self, view: View) -> bool:
         """Can this view's collectives not end any more, so that they are to be broken?
@@ -257,6 +263,17 @@ class Members:
 
     def _goes_on(self, when: dict[str, float], member: str) -> None:
         when[member] = time.monotonic()
-        timer = threading.Timer(ARRIVED_S, lambda: self.on_news())
-        timer.daemon = True  # the process does not wait for it
-        timer.start()
+        if not self._looks_again:
+            self._looks_again = True
+            threading.Thread(target=self._look_again, name="arrived", daemon=True).start()
+
+    def _look_again(self) -> None:
+        """In a thread: what is missed after ARRIVED_S is no message of the launcher's."""
+        rest_s = ARRIVED_S
+        while rest_s > 0:
+            time.sleep(rest_s)
+            self.on_news()
+            with self._changed:
+                newest = max([*self._arrived.values(), *self._left.values()], default=0.0)
+                rest_s = newest + ARRIVED_S - time.monotonic()
+                self._looks_again = rest_s > 0

@@ -62,6 +62,7 @@ ALIVE_S = 1.0  # between two signs of life for the pod's liveness probe
 VOLUME_S = 3600.0  # a volume that hangs is no reason to lose what the pod has in memory
 FIRST_REPORT_S, REPORT_EVERY_S = 15.0, 60.0  # of waiting, until the log says for what, and again
 PEERS_EXIT_S = 3.0  # for the peers to leave at the end of the job
+LEAVES_S = 10.0  # for a worker to end that has left the world
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # before a worker that may fail as the last one did
 LIVED_S = 20.0  # in a world, after which a worker has not failed at its start
 
@@ -119,8 +120,11 @@ class Launcher:
         """Raise to leave torchrun: for a final error, a signal, or where the run is finished."""
         self.raise_verdict()
         self.say_alive()
-        if not self.mesh.going and time.monotonic() > self.next_marker_s:
-            self.next_marker_s = time.monotonic() + MARKER_S
+        now = time.monotonic()
+        # to end one that leaves through torchrun would take it its last words to the others
+        is_idle = not self.mesh.going and now > self.mesh.left_at + LEAVES_S
+        if is_idle and now > self.next_marker_s:
+            self.next_marker_s = now + MARKER_S
             self.say_alive(VOLUME_S)
             finished = bool(run_state.why_finished(self.config))
             self.say_alive()

@@ -9,6 +9,7 @@ connection is the worker's end.
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import signal
 import socket
@@ -60,6 +61,7 @@ class Mesh:
         self.worker_pid = 0
         self._worker: asyncio.StreamWriter | None = None
         self._unfit_s, self._status = 0.0, ""  # for how long it is stopped or late; its own status
+        self.left_at = -math.inf  # monotonic: when a worker that still lives has left the world
         self._told: Json = {}  # what it was told last
         self._ready, self._trouble = threading.Event(), OSError("the mesh has not begun")
 
@@ -276,12 +278,13 @@ class Mesh:
                 self._loop.call_later(ASK_AGAIN_S, self._told.pop, "lease", None)
         elif "leave" in said:
             views.attach(None, said["leave"])
+            self.left_at = time.monotonic()
         self._soon()
 
     def _end_worker(self, how: str) -> None:
         if self._worker:
             self._worker.transport.abort()
-        self._worker, self.worker_pid = None, 0
+        self._worker, self.worker_pid, self.left_at = None, 0, -math.inf
         self.views.attach(None, how)
         self._soon()
 

@@ -21,64 +21,11 @@ _MEET_S = 1.0  # between two meetings of the ranks
 _SCRAPE_S = 0.2  # the same, while a scrape is waited for
 
 
-def save_last(
-    recorder: Recorder | None,
-    world: World,
-    asked: Callable[[], bool],
-    tensors: Mapping[str, Tensor],
-    progress: Progress,
-    cause: str,
-) -> bool:
-    """All ranks: wait for the last checkpoint and the books; False if a stop has ended the wait.
-
-    The ranks meet every second, so no collective times out while rank 0 waits for the disk. A stop
-    lets the attempt in flight finish and allows no other. Raises OSError after ten minutes.
-    """
-    ending = Ending(recorder, tensors, progress, cause) if recorder else None  # rank 0 only
-    if ending:
-        ending.start()
-    began, reported, stopped = time.monotonic(), False, cause == "stopped"
-    while True:
-        if ending:
-            ending.wait(_MEET_S, last_try=stopped)
-        waited_s = time.monotonic() - began
-        busy = ending is not None and ending.is_alive() and waited_s < WAIT_S
-        flags = [busy, ending is not None and not ending.done, asked()]
-        waits, unsaved, stops = world.all_reduce(torch.tensor(flags, dtype=torch.int64)).tolist()
-        stopped = stopped or stops > 0
-        if not unsaved:
-            return True
-        if recorder and not reported and waits and waited_s > TELL_S:
-            reported = True
-            about = {"limit_s": WAIT_S, "stopped": stopped}
-            recorder.events.emit("waiting", step=progress.step, **about)
-        if not waits and stopped:
-            return False
-        if not waits:
-            trouble = recorder.saves.trouble if recorder else "rank 0 says why"
-            raise OSError(errno.EIO, f"the last checkpoint cannot be written: {trouble}")
-
-
-def wait_for_scrape(recorder: Recorder | None, world: World, stop: StopFlag) -> None:
-    """All ranks: wait until Prometheus has the last numbers of rank 0, or a rank is to stop.
-
-    Together: the first pod that has exited would make the operator delete the others.
-    """
-    if recorder:
-        recorder.last_numbers()
-    while True:
-        flags = [recorder is not None and recorder.awaits_scrape, stop.asked]
-        waits, stops = world.all_reduce(torch.tensor(flags, dtype=torch.int64)).tolist()
-        if stops or not waits:
-            return
-        time.sleep(_SCRAPE_S)
-
-
 class Ending(threading.Thread):
     """Rank 0 only: has the last state on disk, then says in the books how this life ended.
 
     A thread, as the disk may hang. It tries again until the disk takes it or no try is left;
-    `done` says if it did.
+    `done` says if it did. One for the books of a life: it goes on where a peer is lost meanwhile.
     """
 
     def __init__(
@@ -86,7 +33,7 @@ class Ending(threading.Thread):
     ) -> None:
         super().__init__(name="ending", daemon=True)
         self.done = False
-        self._recorder, self._tensors = recorder, tensors
+        self.recorder, self._tensors = recorder, tensors
         self._progress, self._cause = progress, cause
         self._give_up = threading.Event()
 
@@ -95,10 +42,10 @@ class Ending(threading.Thread):
         if last_try:
             self._give_up.set()
         self.join(seconds)
-        self._recorder.saves.watch()
+        self.recorder.saves.watch()
 
     def run(self) -> None:
-        recorder, now = self._recorder, self._progress
+        recorder, now = self.recorder, self._progress
         where, error = "no step was done", None
         if now.step > recorder.origin.step or recorder.origin.source == "memory":
             state = self._tensors, now, recorder.of_step(now)
@@ -111,7 +58,7 @@ class Ending(threading.Thread):
 
     def _record(self, where: str) -> str | None:
         """Record it, and what has come out of a run that is finished; why the disk has not it."""
-        recorder, now = self._recorder, self._progress
+        recorder, now = self.recorder, self._progress
         stop: dict[str, Any] = {"step": now.step, "cause": self._cause, **recorder.of_step(now)}
         stop |= {"tokens": now.tokens, "train_s": now.train_s}
         if self._cause != "stopped":
@@ -135,3 +82,48 @@ class Ending(threading.Thread):
                     return str(error)
             except Exception as error:  # no disk will mend it
                 return str(error)
+
+
+def save_last(
+    ending: Ending | None, world: World, asked: Callable[[], bool], step: int, stopped: bool
+) -> bool:
+    """All ranks: wait for the last checkpoint and the books; False if a stop has ended the wait.
+
+    The ranks meet every second, so no collective times out while rank 0 waits for the disk. A stop
+    lets the attempt in flight finish and allows no other. Raises OSError after ten minutes.
+    """
+    began, reported = time.monotonic(), False
+    while True:
+        if ending:
+            ending.wait(_MEET_S, last_try=stopped)
+        waited_s = time.monotonic() - began
+        busy = ending is not None and ending.is_alive() and waited_s < WAIT_S
+        flags = [busy, ending is not None and not ending.done, asked()]
+        waits, unsaved, stops = world.all_reduce(torch.tensor(flags, dtype=torch.int64)).tolist()
+        stopped = stopped or stops > 0
+        if not unsaved:
+            return True
+        if ending and not reported and waits and waited_s > TELL_S:
+            reported = True
+            about = {"limit_s": WAIT_S, "stopped": stopped}
+            ending.recorder.events.emit("waiting", step=step, **about)
+        if not waits and stopped:
+            return False
+        if not waits:
+            trouble = ending.recorder.saves.trouble if ending else "rank 0 says why"
+            raise OSError(errno.EIO, f"the last checkpoint cannot be written: {trouble}")
+
+
+def wait_for_scrape(recorder: Recorder | None, world: World, stop: StopFlag) -> None:
+    """All ranks: wait until Prometheus has the last numbers of rank 0, or a rank is to stop.
+
+    Together: the first pod that has exited would make the operator delete the others.
+    """
+    if recorder:
+        recorder.last_numbers()
+    while True:
+        flags = [recorder is not None and recorder.awaits_scrape, stop.asked]
+        waits, stops = world.all_reduce(torch.tensor(flags, dtype=torch.int64)).tolist()
+        if stops or not waits:
+            return
+        time.sleep(_SCRAPE_S)

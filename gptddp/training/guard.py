@@ -83,7 +83,8 @@ class Guard:
     def _count(self, error: Exception) -> GptddpError | None:
         """What ends the job, where too many lives have failed alike."""
         life = self._life
-        if isinstance(error, LifeLost) or not life.generation:  # 0: an audit's
+        is_own = isinstance(error, Hung) or not isinstance(error, LifeLost)
+        if not is_own or not life.generation:  # 0: an audit's
             return None
         about = {"generation": life.generation, "rank": life.world.rank}
         run, step = Path(life.config.run_dir), life.step + 1

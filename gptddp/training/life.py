@@ -34,7 +34,7 @@ from gptddp.run.origin import Origin
 from gptddp.training import quarantine
 from gptddp.training.agree import Agreed, agree
 from gptddp.training.clock import PhaseClock
-from gptddp.training.end import save_last, wait_for_scrape
+from gptddp.training.end import Ending, save_last, wait_for_scrape
 from gptddp.training.go_back import way_back
 from gptddp.training.guard import Guard
 from gptddp.training.parts import LifeParts
@@ -71,6 +71,7 @@ class Life(LifeParts):
         self.tokenizer = dataset.tokenizer()
         self.worlds: Worlds  # from `restore` on
         self._began_step = 0.0  # monotonic
+        self._ending: Ending | None = None  # rank 0 only
         self._guard = Guard(self)
         stop.hung, stop.silent = self._guard.hung, self.stalls.silent
 
@@ -321,8 +322,11 @@ class Life(LifeParts):
         self.stalls.over = True
         self.worlds.wait_for_books()  # all ranks
         self.spent.take(self.world.all_reduce(torch.from_numpy(self.spent.mine())).numpy())
-        state = self.world, lambda: self.stop.asked, self.tensors, self.progress
-        saved = save_last(self.recorder, *state, self.cause)
+        if self.recorder and (self._ending is None or self._ending.recorder is not self.recorder):
+            self._ending = Ending(self.recorder, self.tensors, self.progress, self.cause)
+            self._ending.start()
+        ending, is_stopped = self._ending if self.recorder else None, self.cause == "stopped"
+        saved = save_last(ending, self.world, lambda: self.stop.asked, self.step, is_stopped)
         with self.worlds.last_words():
             if saved and self.config.metrics_port and self.cause != "stopped":
                 wait_for_scrape(self.recorder, self.world, self.stop)  # all ranks

@@ -342,6 +342,8 @@ class Recorder:
     def close(self) -> None:
         """Close the files; what the disk has not taken is written if it takes it now."""
         self.events.emit("closed")
+        if self._scrapes:
+            self._scrapes.close()
         if self._copies:
             self._copies.join(copies.WAIT_S)
         self.log.close()

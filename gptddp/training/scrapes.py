@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from itertools import pairwise
+from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
@@ -29,6 +30,7 @@ class Scrapes(Collector):
         self._registry, self._port, self._address = registry, port, address
         self._newest = deque[float](maxlen=3)  # scrapes, monotonic
         self._last = self._until = 0.0  # monotonic: the last one is to begin after, and until
+        self._over = threading.Event()
         registry.register(self)
         threading.Thread(target=self._serve, name="metrics", daemon=True).start()
 
@@ -39,9 +41,9 @@ class Scrapes(Collector):
 
     def _serve(self) -> None:
         warned = False
-        while True:
+        while not self._over.is_set():
             try:
-                self._listen()
+                server = self._listen()
             except OSError as error:
                 if not warned:
                     log.warning(
@@ -52,19 +54,27 @@ class Scrapes(Collector):
                         _RETRY_S,
                     )
                 warned = True
-                time.sleep(_RETRY_S)
+                self._over.wait(_RETRY_S)
                 continue
             log.info("metrics: http://%s:%d/metrics", self._address or "localhost", self._port)
-            return
+            self._over.wait()
+            server.shutdown()
+            server.server_close()
 
-    def _listen(self) -> None:
+    def _listen(self) -> WSGIServer:
         """Raises OSError."""
         try:
-            start_http_server(self._port, self._address or "::", self._registry)
+            server, _ = start_http_server(self._port, self._address or "::", self._registry)
         except OSError:
             if self._address:
                 raise
-            start_http_server(self._port, "0.0.0.0", self._registry)  # without IPv6
+            # without IPv6
+            server, _ = start_http_server(self._port, "0.0.0.0", self._registry)
+        return server
+
+    def close(self) -> None:
+        """Let go of the port, in the thread that has it: other books may come to this process."""
+        self._over.set()
 
     def expect_last(self) -> None:
         """The numbers are the last: is another scrape to come, and until when?

@@ -6,7 +6,9 @@ whatever the lost one still writes is told from what this one does.
 """
 
 import copy
+import logging
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +16,8 @@ from typing import Any
 
 from gptddp.checkpoint import run_state, store
 from gptddp.distributed.members import LeaseAsked
-from gptddp.errors import Finished
-from gptddp.files import patiently
+from gptddp.errors import Finished, LifeLost
+from gptddp.files import may_pass, patiently
 from gptddp.run.history import highest_generation
 from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
@@ -24,19 +26,29 @@ from gptddp.training.recorder import Recorder
 
 _POLL_S = 0.25
 
+log = logging.getLogger(__name__)
+
 
 class Takeover(threading.Thread):
     """Rank 0 only, from the loss of the one before until it has the books."""
 
     def __init__(
-        self, life: LifeParts, event: Mapping[str, Any], lease: Lease | None, follows: bool
+        self,
+        life: LifeParts,
+        event: Mapping[str, Any],
+        end: Mapping[str, Any],
+        lease: Lease | None,
+        follows: bool,
     ) -> None:
-        """`lease`: where this process has had to take it before; `follows`: it is free, as a
-        majority knows that its holder is not in the world.
+        """`end`: of the rank 0 before, which may have been lost before the others knew its books.
+        `lease`: where this process has had to take it before; `follows`: it is free, as a majority
+        knows that its holder is not in the world.
         """
         super().__init__(name="takeover", daemon=True)
         self.events = [event]  # of the world, since then
-        self._life, self._lease, self._follows = life, lease, follows
+        self.lease = lease  # as soon as this process has it
+        self._life, self._end, self._follows = life, end, follows
+        self._is_over = False  # it is given up
         # as of now: the steps go on meanwhile
         self._progress = copy.copy(life.progress)
         self._line, self._lines = dict(life.line), [dict(it) for it in life.live.lines.values()]
@@ -51,25 +63,53 @@ class Takeover(threading.Thread):
             raise self._error
         return self._made
 
+    def give_up(self) -> None:
+        """No majority is heard any more, so another may have the books: let the lease go."""
+        self._is_over = True
+        if self.lease:
+            self.lease.close()
+        if self._made:
+            self._made.close()
+
     def run(self) -> None:
-        """In the thread."""
+        """In the thread. A volume that fails is waited for: the steps go on meanwhile."""
+        while not self._is_over and self._made is None and self._error is None:
+            try:
+                self._made = self._begun()
+            except BaseException as error:
+                self._error = None if may_pass(error) else error
+                if self._error is None:
+                    log.warning("rank 0 cannot take the books over yet: %s", error)
+        if self._is_over:  # since then
+            self.give_up()
+
+    def _begun(self) -> Recorder:
         life, now = self._life, self._progress
+        self.lease = lease = self.lease or self._taken()
+        origin = self._origin()
+        recorder = Recorder(origin, life.dataset, lease, life.world, life.spent, life.stop)
+        about = life.tensors, life.net.n_params(), now, life.machines
         try:
-            lease = self._lease or self._taken()
-            books = life.dataset, lease, life.world, life.spent, life.stop
-            recorder = Recorder(self._origin(), *books)
-            about = life.tensors, life.net.n_params(), now, life.machines
-            recorder.begin(*about, self._lines, self._kept)
-            self._made = recorder
-        except BaseException as error:
-            self._error = error
+            recorder.begin(*about, self._lines, self._kept_until(origin))
+        except BaseException:  # the next try is another generation
+            recorder.close()
+            self.lease = None
+            raise
+        return recorder
+
+    def _kept_until(self, origin: Origin) -> list[Mapping[str, Any]]:
+        """The events that this rank has kept, and the end of books that it has not heard of."""
+        last = origin.generation - 1
+        unheard = [{**self._end, "generation": last}] if last > self._known else []
+        return [*self._kept, *unheard]
 
     def _taken(self) -> Lease:
         run, world = Path(self._life.config.run_dir), self._life.world
         follows = [world.life] if self._follows else []
         claim = Claim(run, world.job, world.life, follows, known=True)
         while (lease := patiently(lambda: claim.poll(_POLL_S))) is None:
-            pass
+            if self._is_over:
+                raise LifeLost("the books are given up")
         return lease
 
     def _origin(self) -> Origin:
@@ -100,10 +140,14 @@ class Proof:
     A minority that has it lets it go, and takes it again only where nobody else does.
     """
 
-    def __init__(self, asked: LeaseAsked, life: LifeParts) -> None:
-        """Raises Superseded where another has taken it."""
+    def __init__(self, asked: LeaseAsked, life: LifeParts, takeover: Takeover | None) -> None:
+        """`takeover`: that goes on, and may have the lease soon: a minority is to give it up.
+
+        Raises Superseded where another has taken the lease.
+        """
         self.asked = asked
         self._lease: Lease | None = None
+        self._takeover = takeover
         if life.recorder and asked.how == "tie":
             life.recorder.lease.check()
             self._lease = life.recorder.lease
@@ -115,7 +159,13 @@ class Proof:
 
     def held(self, seconds: float) -> Lease | None:
         """The lease, where this process has it now; waits for so long at most."""
-        if self._lease is None:
+        if self._takeover:
+            time.sleep(seconds)
+            self._takeover.recorder()  # raises what has kept it from the books
+            self._lease = self._takeover.lease
+            if self._lease:
+                self._lease.check()
+        elif self._lease is None:
             with suppress(OSError):  # of a volume that may be back soon
                 self._lease = self._claim.poll(seconds)
         return self._lease

@@ -35,6 +35,7 @@ _POLL_S = 0.25
 _GONE_S = 5.0  # without a world: its launcher may be on its way back to the others
 _BROKEN_S = 1.0  # without a word of a loss: the connections alone have failed
 _ALL_S = 1.0  # after a rank is told to stop: for the others to be told too, as where a job ends
+_STOPS_S = 5.0  # after a rank is told to stop: for a view, in which it may have its state saved
 ALONE_S = 3.0  # between two saves while one pod alone has the state
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,10 @@ class Worlds:
         assert members
         while True:
             pulse.beat()
+            if self._life.stop.asked and self._life.stop.waited_s > _STOPS_S:
+                members.leave(TOLD)
+                how = f"{self._life.stop.cause} after step {self._life.step}"
+                raise Stopped(f"{how}, while it waited for the others")
             found = members.next_view(self._number, _POLL_S)
             if isinstance(found, View):
                 self._proof = None
@@ -131,7 +136,7 @@ class Worlds:
                 self._come_back()
             elif isinstance(found, LeaseAsked):
                 if self._proof is None or self._proof.asked != found:
-                    self._proof = Proof(found, self._life)
+                    self._proof = self._prove(found)
                 if lease := self._proof.held(_POLL_S):
                     self._lease = lease
                     members.answer(found, True)
@@ -143,6 +148,13 @@ class Worlds:
             elif since and time.monotonic() - since > _BROKEN_S and self._world.view:
                 since = 0.0
                 members.broken(self._world.view)
+
+    def _prove(self, asked: LeaseAsked) -> Proof:
+        """A minority gives the books up, those that it is about to have as well."""
+        if self.takeover and asked.how != "tie":
+            self.takeover.give_up()
+            self.takeover = None
+        return Proof(asked, self._life, self.takeover)
 
     def _come_back(self) -> None:
         """The others go on without this process: as a new member it gets their state.
@@ -217,7 +229,7 @@ class Worlds:
             life.live.keep_event(end, life.step)
         if self._world.rank == 0:
             lease, self._lease = self._lease, None
-            self.takeover = Takeover(life, event, lease, follows=view.by != "lease")
+            self.takeover = Takeover(life, event, end, lease, follows=view.by != "lease")
 
     # -- in a world --------------------------------------------------------------------------------
 
@@ -233,12 +245,13 @@ class Worlds:
         members = self._world.members
         if self.save_soon:
             return 0.0
-        alone = members is not None and self._world.world_size == 1 < members.most
+        world = self._world
+        alone = members is not None and world.nodes == 1 and world.world_size < members.most
         return ALONE_S if alone else math.inf  # nobody else has the state
 
     def _wait(self) -> None:
         """All ranks: as long as the world is too small, have the state saved, and train nothing."""
-        life, saved = self._life, False
+        life, within_s = self._life, 0.0
         if self.is_small:
             life.check_replicas()  # all ranks
         while self.is_small and not self.ends and not life.cause:
@@ -246,9 +259,10 @@ class Worlds:
             time.sleep(_POLL_S)
             self.take_books()
             if life.recorder:
-                life.recorder.saves.watch()
-                if not saved and not life.recorder.saves.writer.busy:
-                    saved = True
+                saves = life.recorder.saves
+                saves.watch()
+                if not saves.writer.has(life.step) and saves.is_due(within_s):
+                    within_s = ALONE_S
                     life.save()
             self.meet()  # all ranks
 
