@@ -4,9 +4,9 @@ torchrun runs `launch/worker_script.py` in a process forked from the launcher's 
 (`launch/forkserver.py`). Four habits of that combination are dealt with here:
 
 - A worker that ends by `sys.exit(None)` or `os._exit(0)` never reports success, and its agent
-  waits for ever: success has to return from the script.
-- A worker that fails by an exception spends seconds in the interpreter's shutdown (threads, the
-  process group's destructor) while its peers wait: a failure ends the process at once.
+  waits for ever: there, success has to return from the script.
+- A worker spends seconds in the interpreter's shutdown (threads, the process group's destructor)
+  while its peers wait, or never comes out of it (see `connect`): it ends at once.
 - A worker that hangs cannot say where. On SIGUSR1 it writes its stack into a file for the launcher,
   whatever its main thread does.
 - A launcher that is killed leaves the forkserver and its workers behind, training on without
@@ -33,9 +33,10 @@ FAILED = 1  # an error that is not the user's: torchrun starts the workers again
 
 
 def run(main: Callable[[], int | None]) -> None:
-    """Call `main`; return if it returns 0 or None, else end the process with its code at once.
+    """Call `main`, and end the process with its code at once.
 
-    An exception is printed with its traceback and ends the process with code 1.
+    An exception is printed with its traceback, and is code 1. Where multiprocessing waits for the
+    script to return, this returns for 0 and None.
     """
     die_with_launcher()
     if LOCAL in os.environ:  # torchrun knows of one worker alone
@@ -56,8 +57,8 @@ def run(main: Callable[[], int | None]) -> None:
     if code and not isinstance(code, int):  # as in sys.exit("message")
         print(code, file=sys.stderr)
         code = FAILED
-    if code:
-        exit_now(code)
+    if code or multiprocessing.parent_process() is None:
+        exit_now(code or 0)
 
 
 def exit_now(code: int) -> NoReturn:

@@ -89,7 +89,7 @@ def test_a_world_is_over_when_its_collectives_cannot_end(mesh, three, why):
             a.me, {"view": left | {"members": [{"id": it.me, "pod": ""} for it in (a, b, d)]}}
         )
         seen(a, lambda: a.view.number > number)
-        assert a.has_news(view) and not a.is_over(view)
+        assert a.has_news(view) and not a.is_over(view) and a.ended_of(view) == {c.me}
     elif why == "arrived":
         b.post(AT, [number, {}])
     elif why == "out":

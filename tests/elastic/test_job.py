@@ -1,4 +1,4 @@
-"""A whole local job, the real entrypoint in four pods: killed and stopped, it is the same run."""
+"""A whole local job, the real entrypoint in two pods: killed and stopped, it is the same run."""
 
 import json
 import os
@@ -18,31 +18,32 @@ from gptddp.run.history import history, read_ledger
 
 FLAGS = ("--final-lr", "1", "--eval-every", "100000", "--checkpoint-every", "3600")
 ENDLESS = ("--steps", "1000000")
+END_S = 9.0  # ten times what an end takes; one that waits for a word that was lost takes longer
 
 
 class Job:
-    """`gptddp-k8s submit --replicas 4 --local` and its files."""
+    """`gptddp-k8s submit --replicas 2 --local` and its files."""
 
     def __init__(self, spawn: Callable, folder: Path, corpus: Path) -> None:
         self.folder, self.run = folder, folder / "volumes/runs/gptddp"
         command = [sys.executable, "-c", "from gptddp.k8s import main; main()", "submit"]
-        command += ["--replicas", "4", "--local", "--local-dir", str(folder)]
+        command += ["--replicas", "2", "--local", "--local-dir", str(folder)]
         command += ["--volume", f"data={corpus}", "--", *SMALL, *FLAGS, *ENDLESS]
         self.process = spawn(command, stderr=subprocess.PIPE, text=True)
 
     def kill(self, worker: int) -> None:
-        """All processes of a pod, once steps have been done by all four."""
+        """All processes of a pod, once steps have been done by both."""
         self.reach(self.last_step() + 8)
         status = json.loads((self.folder / "jobs/gptddp/status.json").read_text())
         os.killpg(status["pods"][f"gptddp-worker-{worker}"]["pid"], signal.SIGKILL)
 
     def reach(self, step: int) -> None:
-        """Wait until a step has been done, by four, that is beyond `step`."""
+        """Wait until a step has been done, by both, that is beyond `step`."""
         deadline = time.monotonic() + 150
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.process.communicate()
             lines = list(history(self.run)) if self.run.exists() else []
-            if lines and lines[-1]["step"] > step and lines[-1]["world_size"] == 4:
+            if lines and lines[-1]["step"] > step and lines[-1]["world_size"] == 2:
                 return
             time.sleep(0.05)
         logs = (self.folder / "jobs/gptddp/logs").glob("*")
@@ -51,7 +52,9 @@ class Job:
     def interrupt(self) -> int:
         """Ctrl-C: the last step, which a checkpoint has."""
         self.process.send_signal(signal.SIGINT)
+        began = time.monotonic()
         self.finish(130)
+        assert time.monotonic() - began < END_S
         done = self.last_step()
         assert list((self.run / "checkpoints").glob(f"step-{done:012}.*"))
         return done
@@ -71,11 +74,10 @@ def job(corpus, tmp_path, spawn):
 
 
 def test_ctrl_c_commits_and_the_same_command_continues(job, corpus, tmp_path):
-    """After a pod and then worker-0's were killed: exit code 130 with a checkpoint, and submitted
-    again it is the undisturbed run. No step is done twice, though nothing was saved before: whoever
-    survives goes on. The ledger names the pods that were lost."""
+    """After worker-0's pod was killed: exit code 130 with a checkpoint, at once. Submitted again
+    it is the undisturbed run. No step is done twice, though nothing was saved before: who lives
+    goes on. The ledger names the pod that was lost."""
     it = job()
-    it.kill(2)
     it.kill(0)
     it.reach(it.last_step() + 8)
     done = it.interrupt()
@@ -93,6 +95,6 @@ def test_ctrl_c_commits_and_the_same_command_continues(job, corpus, tmp_path):
     assert starts[-1]["step"] == done
     lost = [it for event in events if event["event"] == "world" for it in event["lost"]]
     ended = [it["pod"] for it in lost if "ended" in it["how"]]  # not: was silent, as all is slow
-    assert ended == ["gptddp-worker-2", "gptddp-worker-0"]
+    assert ended == ["gptddp-worker-0"]
     logs = (it.folder / "jobs/gptddp/logs").glob("*")
     assert not any("to see whether" in log.read_text() for log in logs)

@@ -162,13 +162,14 @@ def test_a_mistake_that_the_workers_find_is_told_once(python, tmp_path, workers)
     assert err.splitlines()[-1].startswith("gptddp.launch: rank ")
 
 
+@pytest.mark.parametrize("forked", [False, True], ids=["alone", "forked"])
 @pytest.mark.parametrize(
     ("body", "code", "message"),
     [
-        ("return None", 7, ""),  # 7: what the script does after `run` has returned
-        ("return 0", 7, ""),
-        ("sys.exit()", 7, ""),
-        ("sys.exit(0)", 7, ""),
+        ("return None", 0, ""),
+        ("return 0", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(0)", 0, ""),
         ("return 3", 3, ""),
         ("sys.exit(4)", 4, ""),
         ("sys.exit('no data')", 1, "no data\n"),
@@ -176,20 +177,29 @@ def test_a_mistake_that_the_workers_find_is_told_once(python, tmp_path, workers)
         ("raise RuntimeError('broken')", 1, "RuntimeError: broken\n"),
     ],
 )
-def test_success_returns_from_the_script_and_failure_leaves_at_once(python, body, code, message):
-    """torchrun needs a returned success; a failure does not wait for threads or handlers."""
+def test_a_worker_ends_at_once_unless_its_success_is_waited_for(
+    python, forked, body, code, message
+):
+    """No thread or handler is waited for; a script that multiprocessing runs returns success."""
     script = f"""
-import atexit, sys, threading, time
+import atexit, multiprocessing, sys, threading, time
 from gptddp.distributed.process import run
 def main():
     {body}
-threading.Thread(target=time.sleep, args=(0.01,)).start()
-atexit.register(print, "late")
-run(main)
-sys.exit(7)
+def script():
+    threading.Thread(target=time.sleep, args=(0.01,)).start()
+    atexit.register(print, "late", flush=True)
+    run(main)
+    print("returned", flush=True)
+if not {forked}:
+    script()
+child = multiprocessing.get_context("fork").Process(target=script)
+child.start(), child.join()
+sys.exit(child.exitcode)
 """
     found, out, err = ended(python(script))
-    assert found == code and err.endswith(message) and ("late" in out) == (code == 7)
+    assert found == code and err.endswith(message) and "late" not in out
+    assert ("returned" in out) == (forked and code == 0)
 
 
 def test_a_trainer_that_cannot_be_imported_ends_the_job_in_its_third_life(

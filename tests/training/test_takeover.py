@@ -4,11 +4,15 @@ import time
 
 import pytest
 from support.failing_disk import Disk
+from support.processes import free_port
 
-from gptddp.distributed.members import View
+from gptddp import files
+from gptddp.distributed.members import LeaseAsked, View
 from gptddp.run import lines
 from gptddp.run.history import history, read_ledger
+from gptddp.training import scrapes
 from gptddp.training.life import Life
+from gptddp.training.recorder import Recorder
 
 LOST = [{"rank": 0, "pod": "pod-0", "how": "its process died of SIGKILL"}]
 
@@ -35,23 +39,37 @@ def lose_rank_0(life: Life) -> None:
     event = {"event": "world", "generation": life.generation, "time": time.time()}
     event |= {"step": life.step, **about, **spent}
     life.worlds._take_over(event, View(2, "quorum", (), ()))
-    life.worlds.takeover.join()
+
+
+def at_step(monkeypatch, **what):
+    """Before these steps (`step_3=`) call these functions with the life."""
+    agree, plan = Life.agree, {int(name.removeprefix("step_")): it for name, it in what.items()}
+
+    def agreed(life, batch):
+        if life.step in plan:
+            plan.pop(life.step)(life)
+        return agree(life, batch)
+
+    monkeypatch.setattr(Life, "agree", agreed)
+    return plan
 
 
 def test_rank_0_lost_again_and_again_in_one_outage_leaves_no_gap(run, disk, tmp_path, monkeypatch):
     """Twice while the disk is full, once when it works: the log has every step, and the ledger how
     all books begin and end, as each rank keeps that until it is on the disk."""
-    agree, plan = Life.agree, {3: "ENOSPC", 7: "ENOSPC", 9: None}
 
-    def agreed(life, batch):
-        if life.step == 2:
-            disk.turn("ENOSPC")
-        if life.step in plan:
-            disk.turn(plan.pop(life.step))
-            lose_rank_0(life)
-        return agree(life, batch)
+    def full(life):
+        disk.turn("ENOSPC")
+        lose_rank_0(life)
+        life.worlds.takeover.join()
 
-    monkeypatch.setattr(Life, "agree", agreed)
+    def works(life):
+        disk.turn(None)
+        lose_rank_0(life)
+        life.worlds.takeover.join()
+
+    step_2 = lambda life: disk.turn("ENOSPC")  # noqa: E731
+    plan = at_step(monkeypatch, step_2=step_2, step_3=full, step_7=full, step_9=works)
     assert run("--steps", "12") == 0 and not plan
     assert [line["step"] for line in history(tmp_path / "run")] == list(range(1, 13))
     events = read_ledger(tmp_path / "run")
@@ -63,3 +81,85 @@ def test_rank_0_lost_again_and_again_in_one_outage_leaves_no_gap(run, disk, tmp_
     ends = [event for event in events if event["event"] == "end"]
     assert all(end["cause"].endswith("rank 0 (pod-0): its process died of SIGKILL") for end in ends)
     assert [end["step"] for end in ends] == [3, 7, 9]
+
+
+def test_a_volume_that_fails_for_long_ends_no_new_rank_0(run, disk, tmp_path, monkeypatch):
+    """It has the books as soon as the volume is back; the steps go on meanwhile."""
+    monkeypatch.setattr(files, "RETRY_S", (0.01,))
+    begin, failed = Recorder.begin, []
+
+    def failing(books, *about):
+        begin(books, *about)
+        if books.origin.source == "memory" and not failed:  # in the middle of it, once more
+            failed.append(books)
+            raise OSError(5, "Input/output error", "ledger.jsonl")
+
+    monkeypatch.setattr(Recorder, "begin", failing)
+
+    def lose(life):
+        disk.turn("EIO")
+        lose_rank_0(life)
+
+    def heal(life):
+        assert life.worlds.takeover.recorder() is None and life.worlds.takeover.is_alive()
+        disk.turn(None)
+        life.worlds.takeover.join()
+
+    plan = at_step(monkeypatch, step_3=lose, step_9=heal)
+    assert run("--steps", "12") == 0 and not plan
+    assert [line["step"] for line in history(tmp_path / "run")] == list(range(1, 13))
+    starts = [it for it in read_ledger(tmp_path / "run") if it["event"] == "start"]
+    assert failed and [it["step"] for it in starts] == [0, 3, 3]
+
+
+def test_books_of_which_nobody_heard_get_their_end(run, disk, tmp_path, monkeypatch):
+    """A new rank 0 is lost behind its `start`: the next one says of it who it was."""
+
+    def unheard(life):
+        generation = life.generation
+        lose_rank_0(life)
+        life.worlds.takeover.join()
+        life.recorder, life.worlds.takeover = life.worlds.takeover.recorder(), None
+        life.recorder.ledger.sync()
+        assert life.generation == generation
+        lose_rank_0(life)
+        life.worlds.takeover.join()
+
+    at_step(monkeypatch, step_5=unheard)
+    assert run("--steps", "8") == 0
+    ends = [it for it in read_ledger(tmp_path / "run") if it["event"] == "end"]
+    assert [it["generation"] for it in ends] == [1, 2]
+    assert all("rank 0 (pod-0)" in it["cause"] for it in ends)
+
+
+@pytest.mark.parametrize("how", ["tie", "minority"])
+def test_a_lease_is_asked_for_while_the_books_are_taken_over(run, disk, monkeypatch, how):
+    """In a tie the lease that it takes is the answer; a minority gives the books up first.
+
+    Books that are given up let the port of /metrics go.
+    """
+    closed = []
+    monkeypatch.setattr(scrapes.Scrapes, "close", lambda it: closed.append(it))
+
+    def ask(life):
+        lose_rank_0(life)
+        takeover = life.worlds.takeover
+        if how == "minority":
+            takeover.join()
+        proof = life.worlds._prove(LeaseAsked(7, how))
+        end = time.monotonic() + 10.0
+        while (lease := proof.held(0.1)) is None and how == "tie":
+            assert time.monotonic() < end
+        if how == "tie":
+            assert lease is takeover.lease and life.worlds.takeover is takeover
+            return takeover.join()
+        # as nobody else takes it, in the time after which it has expired
+        assert lease is None and life.worlds.takeover is None and takeover.lease._over.is_set()
+        assert len(closed) == 1
+        takeover.lease.release()
+        life.worlds._lease = proof.held(10.0)
+        life.recorder = takeover.recorder()
+        lose_rank_0(life)
+
+    at_step(monkeypatch, step_4=ask)
+    assert run("--steps", "8", "--metrics-port", str(free_port())) == 0

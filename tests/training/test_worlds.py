@@ -1,18 +1,20 @@
 """What the ranks of a new world compare, who stops, and where the seconds of two worlds went."""
 
 import json
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from gptddp.errors import Broken, ConfigError, Diverged, LifeLost, LostPeer, Stopped
+from gptddp.errors import Broken, ConfigError, Diverged, Hung, LifeLost, LostPeer, Stopped
+from gptddp.run import crash_loop
 from gptddp.run.owners import Owners
 from gptddp.run.progress import Progress
 from gptddp.training.compare import compare
 from gptddp.training.guard import Guard
-from gptddp.training.worlds import Worlds
+from gptddp.training.worlds import ALONE_S, Worlds
 
 TENSORS = {"w": torch.arange(6.0)}
 CHAIN = 3
@@ -124,6 +126,56 @@ def test_then_it_leaves_and_the_others_go_on():
     worlds, life, left = worlds_of(4)
     worlds.agreed(1, 1, worlds.stops()[0], news=0)
     assert worlds.ends and not life.cause and not left
+
+
+def test_a_rank_that_is_told_to_stop_does_not_wait_for_a_view():
+    worlds, life, left = worlds_of(4, asked=True, waited_s=6.0)
+    life.world.members.next_view = lambda after, limit_s: None
+    with pytest.raises(Stopped, match="while it waited for the others"):
+        worlds._newest()
+    assert left == ["told to stop"]
+
+
+def test_too_small_a_world_saves_until_it_has_saved():
+    """At once, and every few seconds as long as the disk fails; then no more."""
+    worlds, life, _ = worlds_of(2)
+    life.world.members.least, within, tries = 3, list[float](), list[int]()
+
+    def is_due(seconds: float) -> bool:
+        within.append(seconds)
+        return True
+
+    writer = SimpleNamespace(has=lambda step: step == 3 and len(tries) == 2)
+    life.recorder = SimpleNamespace(
+        saves=SimpleNamespace(writer=writer, is_due=is_due, watch=lambda: None)
+    )
+    life.clock = SimpleNamespace(enter=lambda phase: None)
+    life.check_replicas, life.save = lambda: None, lambda: tries.append(3)
+    worlds.meet = lambda: meetings.append(0) or setattr(worlds, "ends", len(meetings) == 4)
+    meetings = list[int]()
+    worlds._wait()
+    assert tries == [3, 3] and within == [0.0, ALONE_S]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size", "most", "alone"), [(1, 2, 8, True), (2, 2, 8, False), (1, 4, 4, False)]
+)
+def test_a_pod_that_alone_has_the_state_saves_it_soon(nodes, size, most, alone):
+    """Whether it has one worker or several; not where the job has no other pod."""
+    worlds, life, _ = worlds_of(size)
+    life.world.nodes, life.world.members.most = nodes, most
+    assert worlds.save_within_s == (ALONE_S if alone else math.inf)
+
+
+def test_a_hang_is_counted_as_the_trainers_own_error(monkeypatch, tmp_path):
+    """A lost peer is not."""
+    counted: list[Any] = []
+    monkeypatch.setattr(crash_loop, "final", lambda error, *_, **about: counted.append(error))
+    life: Any = SimpleNamespace(generation=1, world=SimpleNamespace(rank=0), step=4)
+    life.config = SimpleNamespace(run_dir=str(tmp_path))
+    for error in (Hung("it hangs in f (a.py:7)"), LostPeer("rank 1 is gone")):
+        Guard(life)._count(error)
+    assert [type(it) for it in counted] == [Hung]
 
 
 @pytest.mark.parametrize(("static", "asked"), [(False, 4), (True, 1)])
