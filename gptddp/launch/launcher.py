@@ -99,7 +99,8 @@ class Launcher:
         self.next_marker_s = 0.0  # monotonic: when the run directory, which may be slow, is read
         self.next_report_s = 0.0  # monotonic: when the log says what is waited for
         self.rank: int | None = None  # of the worker, in the last view that it was in
-        self.going_s = math.inf  # monotonic: since when the present worker is in a view
+        # monotonic: since when the present worker is in a view, and since when it trains in one
+        self.in_view_s = self.going_s = math.inf
         self.limit_s = self.last_worker_s = 0.0  # after the signal
         self.signals = Watchdog(self._must_exit, self._pass_on, hurried=[signal.SIGINT])
 
@@ -149,6 +150,8 @@ class Launcher:
         """At everything, every POLL_S as long as the worker lives."""
         self.raise_if_over()
         self.worker.look()
+        if self.mesh.rank is not None:
+            self.in_view_s = min(self.in_view_s, time.monotonic())
         if self.mesh.going:
             self.going_s, self.rank = min(self.going_s, time.monotonic()), self.mesh.rank
             self.next_report_s = time.monotonic() + FIRST_REPORT_S
@@ -271,7 +274,8 @@ class Launcher:
         while True:
             try:
                 self._pause(pause_s)
-                self.going_s, self.next_report_s = math.inf, time.monotonic() + FIRST_REPORT_S
+                self.in_view_s = self.going_s = math.inf
+                self.next_report_s = time.monotonic() + FIRST_REPORT_S
                 with contextlib.suppress(OSError), (self.verdict.parent / STARTS).open("a") as file:
                     file.write("+")
                 torchrun(args)
@@ -291,8 +295,10 @@ class Launcher:
 
     def _was_killed(self, code: int | None) -> bool:
         """Has it ended for a reason that the next one will not have, too?"""
-        lived_s = time.monotonic() - self.going_s  # -inf: in no view
-        return lived_s > (0 if code in KILLS or self.mesh.is_bereaved else LIVED_S)
+        now = time.monotonic()
+        if self.mesh.is_bereaved:  # before its first step it ends with the peer that is lost
+            return now > self.in_view_s
+        return now - self.going_s > (0 if code in KILLS else LIVED_S)
 
     def _is_logged(self, record: logging.LogRecord) -> bool:
         """Of what torchrun says: not how a worker has ended, which we say, and it with a stack."""

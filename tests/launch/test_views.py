@@ -302,10 +302,11 @@ def test_whose_worker_ends_as_another_is_lost_knows_it_afterwards():
     one.attach({"id": "m", "pod": "x", "status": "fresh"}, "")
     one.row["view"] = {"number": 1, "members": members}
     it, mesh = object.__new__(Launcher), object.__new__(Mesh)
-    it.mesh, mesh.views, it.going_s = mesh, one, time.monotonic() - 1
+    it.mesh, mesh.views = mesh, one
+    it.in_view_s, it.going_s = time.monotonic() - 1, math.inf  # it has done no step yet
     one.attach(None, "its process ended with exit code 1")
     assert not it._was_killed(1)
     one.died("b", "its pod has ended")
     assert it._was_killed(1)
-    it.going_s = math.inf  # the next one fails before it is in a view
+    it.in_view_s = math.inf  # the next one fails before it is in a view
     assert not it._was_killed(1)
