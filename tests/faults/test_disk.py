@@ -53,6 +53,7 @@ def start(corpus, spawn):
     def begin(run: Path, steps: int, plan: dict):
         flags, env = settings(corpus, run, steps, plan)
         command = [sys.executable, DISKS, *flags]
+        env |= {"PYTHONPATH": os.pathsep.join(sys.path)}
         return spawn(command, env=env, stderr=subprocess.PIPE, text=True)
 
     return begin
