@@ -93,3 +93,16 @@ def test_random_kills_change_no_bit(jobs, data, ends_undisturbed, size):
         if order.suffix in (".form", ".join", ".commit"):
             order.unlink()
     ends_undisturbed(job)
+
+
+@pytest.mark.fault(7)
+@long
+def test_kills_from_the_first_second_on_let_it_begin(jobs, ends_undisturbed):
+    """One every four seconds, also before the first step: it comes to steps all the same."""
+    job = jobs()
+    for _ in range(12):
+        job.wait(4)
+        there = [i for i, pod in enumerate(job.pods) if pod.process]
+        random.choice([job.kill, job.shoot])(random.choice(there or [0]))
+    assert job.last() > 20
+    ends_undisturbed(job)
