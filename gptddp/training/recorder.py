@@ -227,7 +227,7 @@ class Recorder:
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """One finished step, and what it shows."""
         emit, step, spent = self.events.emit, line["step"], self.spent
-        self.line, self._batch_fp = line, line["batch_fp"]
+        self.line, self._batch_fp = dict(line), line["batch_fp"]  # as it is written now
         owned = None
         if "phases" in line or step % self.config.log_every == 0:  # it will be said
             self._sums.owners.phases = line.get("phases") or spent.by_phase()
@@ -269,7 +269,7 @@ class Recorder:
 
     def completed(self, line: dict[str, Any], evaluated: bool) -> None:
         """The last step has what its line lacked; `evaluated`: that was the losses."""
-        self.line = line
+        self.line = dict(line)
         self.events.emit("completed", line=line, evaluated=evaluated)
 
     def of_step(self, progress: Progress) -> dict[str, Any]:

@@ -52,7 +52,8 @@ def rank_at(
 
 
 def life_in(world: Group, step: int = 5, whole: bool = True) -> Any:
-    live = SimpleNamespace(is_whole=whole, kept=lambda: ([], []))
+    kept: list[Any] = []
+    live = SimpleNamespace(is_whole=whole, kept=lambda: ([], []), keep=kept.append, lines=kept)
     progress = Progress(step=step, chain_fp=CHAIN, data={"quarantined": [8]})
     about = {"progress": progress, "tensors": TENSORS, "generation": 1, "line": {"loss": 2.0}}
     about |= {"handed_on": -1, "recorder": None}
@@ -73,6 +74,7 @@ def test_nothing_is_sent_where_all_have_it():
     assert compare(life, LAYOUT, books=False) == (0, True)
     assert not world.given and life.handed_on == -1
     assert life.line == {"loss": 2.0, "val_loss": 1.5}
+    assert life.live.lines == [life.line], "a new rank 0 would log it without"
 
 
 def test_of_the_same_step_who_knows_more_rows_to_be_bad_has_the_state():
