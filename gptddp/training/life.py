@@ -182,10 +182,12 @@ class Life(LifeParts):
         self.clock.enter("data_wait")
         decision = quarantine.decide(batch, self.rows.loader, self.progress, self.world)
         about = {"time": time.time(), "generation": self.generation, "step": self.step}
+        event = {"event": "quarantine", **about, **decision}
         if self.recorder:  # before any rank acts on it
-            self.recorder.events.emit("quarantine", **about, **decision)
-        # every rank keeps it, as rank 0 may be lost
-        self.live.keep_event({"event": "quarantine", **about, **decision}, self.step)
+            self.recorder.events.emit("quarantine", **event)
+        elif self.worlds.takeover:
+            self.worlds.takeover.events.append(event)
+        self.live.keep_event(event, self.step)  # every rank keeps it, as rank 0 may be lost
         self.rows.reopen(self.progress.data)
 
     @contextmanager

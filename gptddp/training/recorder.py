@@ -217,8 +217,7 @@ class Recorder:
         self._stragglers = self._of_world()
         self._warn_of(event["machines"])
         self.metrics.peak = self._peak and self._peak * self.world.world_size
-        about = {name: it for name, it in event.items() if name != "event"}
-        self.events.emit("world", **about)
+        self.events.emit("world", **event)
 
     # -- a step ------------------------------------------------------------------------------------
 

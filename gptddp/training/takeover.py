@@ -45,7 +45,7 @@ class Takeover(threading.Thread):
         knows that its holder is not in the world.
         """
         super().__init__(name="takeover", daemon=True)
-        self.events = [event]  # of the world, since then
+        self.events = [event]  # since then: of worlds, and what is left out
         self.lease = lease  # as soon as this process has it
         self._life, self._end, self._follows = life, end, follows
         self._is_over = False  # it is given up
