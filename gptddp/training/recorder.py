@@ -130,9 +130,8 @@ class Recorder:
             with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
                 recorded.add(event)
         self._end_of_last(recorded)
-        if origin.source == "memory":  # another may have taken its generation while this one stood
-            with suppress(OSError):  # then no checkpoint is committed either
-                self.lease.check()
+        with suppress(OSError):  # then no checkpoint is committed either
+            self.lease.check()  # another may have taken this generation while this process stood
         changes.record(recorded, self.config, origin.step, self.events)
         self._start(progress, machines)
         self.saves.begin(tensors, recorded)
