@@ -125,9 +125,8 @@ class Life(LifeParts):
 
     def _begun(self) -> None:
         """All ranks: keep how these books begin, as long as it is not on rank 0's disk."""
-        pending = self.recorder.ledger.pending if self.recorder else None
-        begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
-        self.live.begun(begun, self.step, pending)
+        begun = self.recorder.ledger.pending() if self.recorder else []
+        self.live.begun(self.world.broadcast_value(begun, 0), self.step)  # all ranks
 
     def go_on(self, moved: bool) -> None:
         """All ranks, which have the same state: what is due before the next step; `moved`: into
