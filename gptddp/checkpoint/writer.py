@@ -217,9 +217,7 @@ class Writer:
         with contextlib.suppress(OSError):  # it is gone, as what it says then shows
             self._channel.send(**request)
         while (said := self._channel.receive()) is not None:
-            if "log" in said:
-                log.log(*said["log"])
-            elif "ready" in said:
+            if "ready" in said:
                 refusal = self._refusal()
                 code = refusal.errno if isinstance(refusal, OSError) else 0
                 with contextlib.suppress(OSError):
