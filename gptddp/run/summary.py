@@ -56,7 +56,6 @@ class Summary:
     owners: Owners = field(default_factory=Owners)  # of its rank-seconds
 
     # of the reading
-    older: bool = False  # has only version 0.1.0 begun lives?
     left_out: list[str] = field(default_factory=list)  # what of the ledger cannot be used, and why
 
     @property
@@ -216,7 +215,6 @@ def read(run_dir: str | Path) -> Summary:
             found.bytes = at
         elif at >= upto:
             found.left_out.append(f"a line at byte {at} that is torn, or no event")
-    found.older = found.older and not found.life
     del found.left_out[LEFT_OUT:]
     return found
 
@@ -229,6 +227,5 @@ def _count(found: Summary, event: dict[str, Any], at: int) -> None:
             return found.add(event)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             why = error
-    found.older |= HASH not in event
     what = f"a {shown(event['event'])} of generation {shown(event['generation'])}"
     found.left_out.append(f"{what} at byte {at} ({why})")

@@ -109,7 +109,6 @@ def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
     if recorded.left_out:
         what = "; ".join(recorded.left_out)
         log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
-    run_state.check_version(run, recorded)
     tell("looking for logs and checkpoints")
     highest = patiently(lambda: highest_generation(run, recorded))
     lost = patiently(lambda: newest_lost_life(run, recorded))
