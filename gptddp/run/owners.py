@@ -82,8 +82,8 @@ class Owners:
                 return
             if kind == "stop":
                 self.stop_time = float(event["time"])
-            elif kind == "world" and event["at"] <= self.began:
-                return  # a new rank 0: the life before has said so, and the start
+            elif kind == "world" and (event["at"] <= self.began or self.stop_time is not None):
+                return  # a new rank 0: the life before has said so, and the start; or its end
             elif kind in ("end", "world"):
                 self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
                 self.survived = kind == "world" or bool(event.get("survived", event.get("phases")))

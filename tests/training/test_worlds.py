@@ -150,6 +150,19 @@ def test_the_rank_seconds_of_two_worlds_add_up():
     assert owners.redo_until == 9
 
 
+def test_a_rank_that_is_lost_behind_the_stop_does_not_undo_it():
+    """What comes after it was asked for: nobody forms a world for an hour."""
+    owners = Owners()
+    start = {"event": "start", "generation": 1, "time": 100.0, "world_size": 2, "step": 0}
+    stop = {"event": "stop", "generation": 1, "time": 110.0, "phases": {"step": [10.0, 10.0]}}
+    lost = {"event": "world", "generation": 1, "time": 112.0, "at": 111.0, "world_size": 1}
+    for event in (start, stop, {**lost, "step": 9, "since_s": 1.0, "phases": {}}):
+        owners.add(event)
+    owners.add({**start, "generation": 2, "time": 3700.0})
+    found = {name: it for name, it in owners.seconds.items() if it}
+    assert found == {"training": 20.0, "stopped": 2 * 3590.0}
+
+
 @pytest.mark.parametrize("restored", [False, True])
 def test_no_end_is_recorded_of_a_life_whose_start_is_not(restored):
     """A ledger that began with it would end the job for good."""
