@@ -129,7 +129,7 @@ class Saver:
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._request: dict[str, Any] | None = None  # in the making
         self._lease: Lease | None = None  # in place of rank 0
-        self._why = ""  # why it has no lease
+        self._why = "its process has ended"  # why it has no lease
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
 
     def run(self) -> None:
@@ -155,10 +155,11 @@ class Saver:
             if "manifest" in message:
                 self._request = message
             self._answers.put(message)
-        if self._request:
+        if request := self._request:
             signal.alarm(int(ALONE_S))
             try:
-                self._lease = inherit(Path(self._request["run_dir"], LEASE), _alone(self._request))
+                if left := request["left"]:
+                    self._lease = inherit(Path(request["run_dir"], LEASE), left["lease"])
             except (OSError, Superseded) as error:
                 self._why = str(error)
         self._answers.put(None)
@@ -209,14 +210,6 @@ class Saver:
         about |= {"stall_s": request["stall_s"], "write_s": took_s}
         with closing(Ledger(request["run_dir"])) as ledger:
             ledger.event("checkpoint", request["manifest"]["generation"], **about)
-
-
-def _alone(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The lease of the rank 0 that is gone; Superseded where it has left none to its saver."""
-    if not request["left"]:
-        raise Superseded("its process has ended")
-    lease: Mapping[str, Any] = request["left"]["lease"]
-    return lease
 
 
 def as_message(error: Exception) -> dict[str, Any]:
