@@ -95,7 +95,7 @@ def _commit(
         config=to_saved(config),
         parent=loaded.name,
         keep=0,  # nothing is deleted for it: it may be what is gone back to
-        fence=fence,
+        before_commit=fence,
     )
     began = time.monotonic()
     writer.submit(loaded.step, loaded.tensors, loaded.meta, anew=True)
