@@ -12,8 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from gptddp.checkpoint import store
-from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.saved_state import SavedState
+from gptddp.checkpoint.load import SavedState, load_newest
 from gptddp.errors import CheckpointError
 from gptddp.files import patiently
 from gptddp.run.directory import CHECKPOINTS, LEDGER

@@ -12,8 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from gptddp.checkpoint import store
-from gptddp.checkpoint.load import load_step
-from gptddp.checkpoint.saved_state import SavedState
+from gptddp.checkpoint.load import SavedState, load_step
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.distributed.waiting import Tell

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from gptddp.budget import BUDGETS, used_up
-from gptddp.checkpoint.load import copy_into
-from gptddp.checkpoint.saved_state import SavedState
+from gptddp.checkpoint.load import SavedState, copy_into
 from gptddp.data.dataset import Dataset
 from gptddp.data.loader import Batch
 from gptddp.distributed import environment, pulse

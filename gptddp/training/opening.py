@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import known, retention, run_state, store
-from gptddp.checkpoint.saved_state import SavedState
+from gptddp.checkpoint.load import SavedState
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
