@@ -48,7 +48,7 @@ class Summary:
     began_time: float | None = None  # unix seconds: of the first life
     saved_time: float | None = None  # when the last save began that was committed
     quarantine: list[dict[str, Any]] = field(default_factory=list)  # step, row_groups, names
-    # who was given --from-scratch last: the generation, and the job and id of that life
+    # of the life that was given --from-scratch last: its job
     from_scratch: dict[str, Any] | None = None
     # the last stop because a budget was used up: generation, step, tokens, train_s, cause, results
     finished: dict[str, Any] | None = None
@@ -94,11 +94,10 @@ class Summary:
         self.owners.add(event)
 
     def _begin(self, start: Mapping[str, Any]) -> None:
-        generation, given = start["generation"], start.get("from_scratch")
-        if isinstance(given, dict) and generation > (self.from_scratch or {}).get("generation", 0):
-            self.from_scratch = {**given, "generation": generation}
-        if generation <= self.life:
+        if (generation := start["generation"]) <= self.life:
             return
+        if isinstance(given := start.get("from_scratch"), dict):
+            self.from_scratch = given
         self.life, self.ended, self.differed = generation, False, ""
         self.run_id, self.config = start.get("run_id"), start.get("config")
         self.dataset, self.code = start.get("dataset"), start.get("code")

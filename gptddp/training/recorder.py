@@ -189,7 +189,7 @@ class Recorder:
             dataset=self._dataset.sha256,
         )
         if self.config.from_scratch:  # it counts for this start, see opening.py
-            about["from_scratch"] = {"job": world.job, "life": world.life}
+            about["from_scratch"] = {"job": world.job}
         self.events.emit("start", **about, sums=self._sums.sums())
         self._warn_of(machines)
 
