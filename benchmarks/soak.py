@@ -6,7 +6,7 @@ Four local pods train the model `tiny` on the Python source on this machine, pre
 prepares it. Every so often one, drawn at random, is killed: the pod with all its processes, or its
 training process. Goodput is the seconds of the steps that count over the seconds that passed, both
 from the run's own books, between the first step and the last; what is missing is split as the
-ledger's `recovered` events have it.
+ledger's `world` events have it.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from recovery import worker_of
 from gptddp.demo import prepare
 from gptddp.files import read_json
 from gptddp.run.history import history, read_ledger
-from gptddp.run.recovery import PARTS
 
 PODS = 4
 
@@ -78,19 +77,15 @@ def report(run: Path) -> None:
     kept = sum((now["tokens"] - last["tokens"]) / now["tok_s"] for last, now in pairwise(lines))
     elapsed = lines[-1]["time"] - lines[0]["time"]
     events = read_ledger(run)
-    recovered = [event for event in events if event["event"] == "recovered"]
+    pauses = [event["pause_s"] for event in events if event["event"] == "world"]
+    lives = sum(event["event"] == "start" for event in events)
     redone = sum(event["redo"] for event in events if event["event"] == "start")
     print(f"goodput         {kept / elapsed:.1%} of {elapsed / 60:.1f} minutes, {len(steps)} steps")
-    print(f"lives           {1 + len(recovered)}; steps done again: {redone}")
+    print(f"generations     {lives}; steps done again: {redone}")
     lost = elapsed - kept
-    in_recovery = sum(event["total_s"] for event in recovered)
-    print(f"lost            {lost:.1f} s, of which in recoveries {in_recovery:.1f} s:")
-    for part in PARTS:
-        values = [event[part] or 0.0 for event in recovered]
-        if values:
-            print(
-                f"  {part:13} median {statistics.median(values):5.2f} s, max {max(values):5.2f} s"
-            )
+    print(f"lost            {lost:.1f} s, of which in {len(pauses)} pauses {sum(pauses):.1f} s")
+    if pauses:
+        print(f"  pause         median {statistics.median(pauses):.2f} s, max {max(pauses):.2f} s")
 
 
 def main() -> None:

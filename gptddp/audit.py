@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import run_state, store
-from gptddp.checkpoint.load import load
-from gptddp.checkpoint.saved_state import SavedState
+from gptddp.checkpoint.load import SavedState, load
 from gptddp.data.dataset import Dataset, open_dataset
 from gptddp.distributed.connect import World, connect
 from gptddp.distributed.environment import ranks

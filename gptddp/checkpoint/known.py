@@ -12,8 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from gptddp.checkpoint import store
-from gptddp.checkpoint.load import load_newest
-from gptddp.checkpoint.saved_state import SavedState
+from gptddp.checkpoint.load import SavedState, load_newest
 from gptddp.errors import CheckpointError
 from gptddp.files import patiently
 from gptddp.run.directory import CHECKPOINTS, LEDGER
@@ -29,15 +28,14 @@ def load(
     run_id: str,
     recorded: Summary,
     lost: int,
-    from_scratch: int | None,
+    from_scratch: bool,
     tell: Callable[[str], None] = lambda _: None,
 ) -> SavedState | None:
     """The newest valid checkpoint; None where the run has never had one, or begins anew.
 
     `lost`: the newest life that the ledger lacks, whose commits nobody knows; 0: none.
     `from_scratch`: the user means it that the run begins at step 0 again, where none of its
-    checkpoints is left; the life in which this very start had that before, or 0; None: not given.
-    Raises CheckpointError where that is not said for this start, and what `load_newest` does.
+    checkpoints is left. Raises CheckpointError where that is not said, and what `load_newest` does.
     """
     for seconds in (*RETRY_S, 0.0):
         if not (gone := patiently(lambda: missing(run, run_id, recorded))):
@@ -60,14 +58,11 @@ def load(
     if gone:
         root = run / CHECKPOINTS
         what = f"{root} has no checkpoint, but the run has had {_listed(gone)}"
-        back = f"{what}: put {root} back (is its volume mounted, was it moved?)"
-        if from_scratch is None:
-            raise CheckpointError(f"{back}, or give --from-scratch to begin at step 0 again")
-        if from_scratch:
+        if not from_scratch:
             raise CheckpointError(
-                f"{back}; --from-scratch counts for one start, and this job has had it since life "
-                f"{from_scratch}: to begin at step 0 again give another --run-dir, or submit the "
-                "job with another --name"
+                f"{what}: put {root} back (is its volume mounted, was it moved?), or give "
+                "--from-scratch to begin at step 0 again. It counts once in a job: give one that "
+                "has had it another --run-dir, or submit it with another --name"
             )
         log.warning("%s: it begins at step 0 again, as --from-scratch says", what)
     return None

@@ -3,6 +3,7 @@
 import errno
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,27 @@ from torch import Tensor
 
 from gptddp.checkpoint import retention, shard, store
 from gptddp.checkpoint.layout import tensors_at
-from gptddp.checkpoint.saved_state import SavedState
 from gptddp.errors import CheckpointError, ConfigError, Unusable
 from gptddp.files import patiently
 from gptddp.run.branches import Branch, is_on
 from gptddp.run.directory import CHECKPOINTS
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class SavedState:
+    """A checkpoint, or the weights of a folder.
+
+    The tensors, by name, are in CPU memory, mostly views of one buffer or file; there are none on a
+    rank that gets them from another, and none where the seed makes them.
+    """
+
+    name: str  # of the checkpoint, or what else it is
+    step: int = 0
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)  # all else of the state, see Progress
+    generation: int = 0  # of the life that saved it
 
 
 def load_newest(

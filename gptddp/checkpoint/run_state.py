@@ -44,8 +44,6 @@ def read(run_dir: str | Path) -> Summary:
         if found.run_id in (None, run_id) and isinstance(config, dict):
             found.run_id, found.config, found.finished = run_id, config, None
             break
-        found.older |= config is None and not found.life
-    found.older = found.older and found.config is None
     if newest_lost_life(run_dir, found):
         found.finished = None
     return found
@@ -55,7 +53,6 @@ def configuration(run_dir: str | Path) -> Config:
     """The configuration in force. Raises ConfigError where none is recorded, OSError."""
     run = Path(run_dir)
     found = read(run)
-    check_version(run, found)
     if found.config is not None:
         return from_saved(run / LEDGER, found.config)
     if not is_run(run):
@@ -64,16 +61,6 @@ def configuration(run_dir: str | Path) -> Config:
         f"{run}: no {LEDGER} and no checkpoint says the configuration of the run: put one of them "
         "back from a backup"
     )
-
-
-def check_version(run: Path, found: Summary) -> None:
-    """Raise ConfigError for a run of version 0.1.0."""
-    if found.older:
-        raise ConfigError(
-            f"run {run} was begun by gptddp 0.1.0, which this version cannot read: go on with it "
-            f"by gptddp 0.1.0; its weights alone: by `gptddp checkpoints {run} --export FOLDER` of "
-            "that, and --init-from FOLDER with another --run-dir"
-        )
 
 
 # -- is it finished? -----------------------------------------------------------------------------

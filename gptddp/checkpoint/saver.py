@@ -22,12 +22,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import retention, store
+from gptddp.distributed.report import VisibleFormatter
 from gptddp.errors import GptddpError, Superseded, Unusable
-from gptddp.files import FULL, explain, fsync, write_all
+from gptddp.files import FULL, explain, fsync
 from gptddp.run.directory import CHECKPOINTS, LEASE, LEDGER, log_path
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease, inherit
@@ -38,33 +40,22 @@ log = logging.getLogger(__name__)
 
 
 class Channel:
-    """Messages (objects of JSON, a line each) to and from the process at the other end."""
+    """Messages (objects of JSON) to and from the process at the other end."""
 
     def __init__(self, fd: int) -> None:
         """`fd`: of a socket, which is closed with this."""
-        self._fd, self._rest = fd, bytearray()
-        self._sending = threading.Lock()
+        self._end = Connection(fd)
 
     def send(self, **message: Any) -> None:
         """Raises OSError where nobody is there any more."""
-        with self._sending:
-            write_all(self._fd, json.dumps(message).encode() + b"\n")
+        self._end.send_bytes(json.dumps(message).encode())
 
     def receive(self) -> dict[str, Any] | None:
         """The next message; None where the other process is gone, be it within one."""
-        while (end := self._rest.find(b"\n")) < 0:
-            data = b""
-            with suppress(OSError):  # gone, with what we have sent unread
-                data = os.read(self._fd, 1 << 20)
-            if not data:
-                return None
-            self._rest += data
-        message: dict[str, Any] = json.loads(self._rest[:end])
-        del self._rest[: end + 1]
-        return message
-
-    def __del__(self) -> None:
-        os.close(self._fd)
+        with suppress(EOFError, OSError):  # the second: with what we have sent unread
+            message: dict[str, Any] = json.loads(self._end.recv_bytes())
+            return message
+        return None
 
 
 # -- a save --------------------------------------------------------------------------------------
@@ -138,7 +129,7 @@ class Saver:
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._request: dict[str, Any] | None = None  # in the making
         self._lease: Lease | None = None  # in place of rank 0
-        self._why = ""  # why it has no lease
+        self._why = "its process has ended"  # why it has no lease
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
 
     def run(self) -> None:
@@ -164,10 +155,11 @@ class Saver:
             if "manifest" in message:
                 self._request = message
             self._answers.put(message)
-        if self._request:
+        if request := self._request:
             signal.alarm(int(ALONE_S))
             try:
-                self._lease = inherit(Path(self._request["run_dir"], LEASE), _alone(self._request))
+                if left := request["left"]:
+                    self._lease = inherit(Path(request["run_dir"], LEASE), left["lease"])
             except (OSError, Superseded) as error:
                 self._why = str(error)
         self._answers.put(None)
@@ -220,14 +212,6 @@ class Saver:
             ledger.event("checkpoint", request["manifest"]["generation"], **about)
 
 
-def _alone(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The lease of the rank 0 that is gone; Superseded where it has left none to its saver."""
-    if not request["left"]:
-        raise Superseded("its process has ended")
-    lease: Mapping[str, Any] = request["left"]["lease"]
-    return lease
-
-
 def as_message(error: Exception) -> dict[str, Any]:
     """What the writer makes the same error of."""
     if isinstance(error, OSError):
@@ -235,26 +219,13 @@ def as_message(error: Exception) -> dict[str, Any]:
     return {"text": str(error) if isinstance(error, GptddpError | Unusable) else repr(error)}
 
 
-class _ToWriter(logging.Handler):
-    """What is logged here is logged by rank 0, or, when that is gone, said on stderr."""
-
-    def __init__(self, channel: Channel) -> None:
-        super().__init__()
-        self._channel = channel
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)
-        try:
-            self._channel.send(log=[record.levelno, text])
-        except OSError:
-            print(f"gptddp: {text}", file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """Arguments: the descriptors of the channel and of the memory, and the memory's bytes."""
     end, fd, nbytes = map(int, sys.argv[1:])
     channel = Channel(end)
-    logging.getLogger().addHandler(_ToWriter(channel))
+    handler = logging.StreamHandler()  # stderr, which is rank 0's
+    handler.setFormatter(VisibleFormatter())
+    logging.basicConfig(handlers=[handler])
     for it in (end, fd):
         fcntl.fcntl(it, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     with mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ) as memory:

@@ -72,7 +72,7 @@ def read(
     durable is dropped from that. `tell` is told how much has been read. Raises Unusable.
     """
     chunk_bytes, nbytes = entry["chunk_bytes"], entry["nbytes"]
-    with reading(path, entry["file"]), open(path / entry["file"], "rb", buffering=0) as file:
+    with reading(path, entry["file"]), open(path / entry["file"], "rb") as file:
         if buffer is None:
             scratch = memoryview(bytearray(min(chunk_bytes, nbytes)))
             with contextlib.suppress(OSError):  # a file system that has no such cache
@@ -82,16 +82,6 @@ def read(
             end = min(begin + chunk_bytes, nbytes)
             tell(f"reading {path.name}, {begin / 1e9:.2f} of {nbytes / 1e9:.2f} GB")
             into = scratch[: end - begin] if buffer is None else buffer[begin:end]
-            if not _fill(into, file) or xxh3_128_hexdigest(into) != expected:
+            if file.readinto(into) < len(into) or xxh3_128_hexdigest(into) != expected:
                 reason = f"{entry['file']}: bytes {begin} to {end} do not match their hash"
                 raise Unusable(path, reason)
-
-
-def _fill(into: memoryview, file: Any) -> bool:
-    """Fill the buffer; False where the file ends before."""
-    done = 0
-    while done < len(into):
-        if not (count := file.readinto(into[done:])):
-            return False
-        done += count
-    return True

@@ -56,11 +56,11 @@ class Writer:
     No failure of the disk reaches the caller as an exception: it is the `error` of the result.
     `parent` is the checkpoint that this life was restored from. `run_id` and `config`: of the run,
     which each of its checkpoints says. `before_commit` runs in a thread when all is written but
-    the name; an OSError from it prevents the commit (the run's log is synced there, so that it has
-    every step that is committed). `fence` runs after it, and raises Superseded where the run goes
-    on without this process. `left`: what the saver needs to do both where this process is gone: the
-    `lease`, and of `lines` of the log and `events` of the ledger those that are not durable; None:
-    then nothing is committed. `keep`: see `retention.prune`; 0: nothing is deleted on a full disk.
+    the name; an error from it prevents the commit: the run's log is synced there, so that it has
+    every step that is committed, and the lease is looked at. `left`: what the saver needs to do
+    both where this process is gone: the `lease`, and of `lines` of the log and `events` of the
+    ledger those that are not durable; None: then nothing is committed. `keep`: see
+    `retention.prune`; 0: nothing is deleted on a full disk.
     """
 
     def __init__(
@@ -74,14 +74,13 @@ class Writer:
         keep: int = 3,
         keep_every: int = 0,
         before_commit: Callable[[], None] = lambda: None,
-        fence: Callable[[], None] = lambda: None,
         left: Callable[[], Mapping[str, Any] | None] = lambda: None,
     ) -> None:
         self.run_dir = Path(run_dir)
         self.generation, self.run_id, self.config = generation, run_id, config
         self.parent = parent
         self.keep, self.keep_every = keep, keep_every
-        self.before_commit, self.fence, self._left = before_commit, fence, left
+        self.before_commit, self._left = before_commit, left
         self._staging: Staging | None = None
         self._saver = 0  # its process id; 0: there is none
         self._channel: Channel  # to it
@@ -217,9 +216,7 @@ class Writer:
         with contextlib.suppress(OSError):  # it is gone, as what it says then shows
             self._channel.send(**request)
         while (said := self._channel.receive()) is not None:
-            if "log" in said:
-                log.log(*said["log"])
-            elif "ready" in said:
+            if "ready" in said:
                 refusal = self._refusal()
                 code = refusal.errno if isinstance(refusal, OSError) else 0
                 with contextlib.suppress(OSError):
@@ -234,7 +231,6 @@ class Writer:
         """What forbids to give the checkpoint its name."""
         try:
             self.before_commit()
-            self.fence()
         except Exception as exception:
             return exception
         return None

@@ -1,12 +1,11 @@
 """What has happened to a run at which step, in words: restarts with their cost, and all else."""
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from gptddp.errors import visible
-from gptddp.report.life_records import PART_NAMES, LifeRecord, moved, number
+from gptddp.report.life_records import LifeRecord, moved, number
 from gptddp.report.run_record import RunRecord
 from gptddp.report.words import duration, many, value
 from gptddp.run import moves
@@ -22,7 +21,7 @@ def restarts(run: RunRecord) -> Notes:
         if type(step := life.start.get("step")) is not int:
             continue
         cost = "the steps went on" if life.took_over else "no step was done"
-        if life.recovered:
+        if life.parts:
             cost = f"{duration(life.lost_s)} ({', '.join(parts(life))})"
         why = visible(cause(before, life))
         again = many(life.redone, "step")
@@ -38,10 +37,8 @@ def cause(before: LifeRecord, life: LifeRecord) -> str:
 
 
 def parts(life: LifeRecord) -> list[str]:
-    """The split of a recovery. Nobody forms a world anew while a run is stopped."""
-    names = PART_NAMES if life.follows_fault else {**PART_NAMES, "reform_s": "stopped"}
-    found = {name: number(life.recovered.get(key), none=math.nan) for key, name in names.items()}
-    return [f"{name} {duration(it)}" for name, it in found.items() if math.isfinite(it)]
+    """The split of what it cost to go on."""
+    return [f"{name} {duration(it)}" for name, it in life.parts.items()]
 
 
 def others(run: RunRecord) -> Notes:

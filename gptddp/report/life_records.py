@@ -4,12 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from gptddp.run.owners import Owners
-from gptddp.run.recovery import PARTS
 
-PART_NAMES = dict(zip(PARTS, ("reforming", "reload", "first step"), strict=True))
 MOST_RANKS = 1 << 16  # of a life; a ledger that says more is damaged
 _BUDGETS = {
     "steps": "all its steps were done",
@@ -27,8 +26,8 @@ class LifeRecord:
     start: Mapping[str, Any] = field(default_factory=dict)
     stop: Mapping[str, Any] = field(default_factory=dict)
     end: Mapping[str, Any] = field(default_factory=dict)
-    recovered: Mapping[str, Any] = field(default_factory=dict)
     follows_fault: bool = False  # was the end of the life before unasked for?
+    free_since: float = 0.0  # when that was, in unix seconds; 0: not known
 
     @property
     def generation(self) -> int:
@@ -59,12 +58,22 @@ class LifeRecord:
     @property
     def took_over(self) -> bool:
         """Has a new rank 0 begun it while the steps went on?"""
-        return self.start.get("source") == "memory" and bool(self.start.get("goes_on"))
+        return self.start.get("source") == "memory"
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds from the end of the life before to its first step; {}: not known, or none."""
+        if not self.free_since or self.took_over:
+            return {}
+        before = "reforming" if self.follows_fault else "stopped"  # nobody forms a world then
+        until, took = float(self.start["time"]), number(self.start.get("seconds"))
+        gap = max(0.0, until - self.free_since)
+        return {before: gap - min(gap, max(0.0, took)), "reload": min(gap, max(0.0, took))}
 
     @property
     def lost_s(self) -> float:
-        """Seconds from the last step before it to its first new one; 0: unknown."""
-        return number(self.recovered.get("total_s"))
+        """The sum of them."""
+        return sum(self.parts.values())
 
     @property
     def redone(self) -> int:
@@ -95,7 +104,7 @@ def lives_of(
     owners = Owners()
     for event in events:
         life = found.setdefault(event["generation"], LifeRecord())
-        if (kind := event["event"]) in ("start", "stop", "end", "recovered"):
+        if (kind := event["event"]) in ("start", "stop", "end"):
             setattr(life, kind, event)
         before = owners.generation, owners.began
         owners.add(event)
@@ -107,7 +116,10 @@ def lives_of(
         if owners.phases and owners.phases not in worlds[-1].tables[-1:]:
             worlds[-1].tables.append(owners.phases)
     worlds = [it for it in worlds if 0 < it.world_size <= MOST_RANKS]
-    return [found[it] for it in sorted(found) if found[it].start], worlds, owners
+    lives = [found[it] for it in sorted(found) if found[it].start]
+    for last, life in pairwise(lives):
+        life.free_since = number(last.stop.get("time") if last.stop else last.end.get("at"))
+    return lives, worlds, owners
 
 
 def moved(before: LifeRecord, life: LifeRecord) -> bool:

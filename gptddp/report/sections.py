@@ -104,7 +104,7 @@ def lives(run: RunRecord, state: str) -> Table:
                 value(life.start.get("redo")),
             ]
         )
-    head = "life|began (UTC)|ranks|from step|from|ended by|until the first new step|split"
+    head = "life|began (UTC)|ranks|from step|from|ended by|until steps went on|split"
     return _table(f"{head}|steps again", rows)
 
 

@@ -118,8 +118,8 @@ def _restarts(run: RunRecord, state: str) -> str:
 
 
 def _took(lives: Sequence[LifeRecord]) -> str:
-    """Until the first new step, where the ledger has it."""
-    known = [it.lost_s for it in lives if it.recovered]
+    """Until steps could be done again, where the ledger has it."""
+    known = [it.lost_s for it in lives if it.parts]
     return f", which took {duration(sum(known))}{' in all' * (len(known) > 1)}" if known else ""
 
 

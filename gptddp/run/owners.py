@@ -82,8 +82,8 @@ class Owners:
                 return
             if kind == "stop":
                 self.stop_time = float(event["time"])
-            elif kind == "world" and event["at"] <= self.began:
-                return  # a new rank 0: the life before has said so, and the start
+            elif kind == "world" and (event["at"] <= self.began or self.stop_time is not None):
+                return  # a new rank 0: the life before has said so, and the start; or its end
             elif kind in ("end", "world"):
                 self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
                 self.survived = kind == "world" or bool(event.get("survived", event.get("phases")))
@@ -107,8 +107,8 @@ class Owners:
     def _next(self, start: Mapping[str, Any], redo_until: int = 0) -> None:
         """What was before is over: its seconds, and those until this, have their owners."""
         began = float(start["time"]) - float(start.get("seconds") or 0.0)
-        # a launcher that is still there has stopped its workers for pods that come or go
-        same_job = bool(start.get("restarts") or start.get("goes_on"))
+        # a launcher that is still there has begun it, or a rank that was in the life before
+        same_job = bool(start.get("restarts")) or start.get("source") == "memory"
         fault = self.generation > 0 and (self.stop_time is None or same_job)
         self.seconds = self.so_far(began, int(start["world_size"]), fault)
         self.generation, self.world_size = start["generation"], int(start["world_size"])

@@ -48,7 +48,7 @@ class Summary:
     began_time: float | None = None  # unix seconds: of the first life
     saved_time: float | None = None  # when the last save began that was committed
     quarantine: list[dict[str, Any]] = field(default_factory=list)  # step, row_groups, names
-    # who was given --from-scratch last: the generation, and the job and id of that life
+    # of the life that was given --from-scratch last: its job
     from_scratch: dict[str, Any] | None = None
     # the last stop because a budget was used up: generation, step, tokens, train_s, cause, results
     finished: dict[str, Any] | None = None
@@ -56,7 +56,6 @@ class Summary:
     owners: Owners = field(default_factory=Owners)  # of its rank-seconds
 
     # of the reading
-    older: bool = False  # has only version 0.1.0 begun lives?
     left_out: list[str] = field(default_factory=list)  # what of the ledger cannot be used, and why
 
     @property
@@ -95,11 +94,10 @@ class Summary:
         self.owners.add(event)
 
     def _begin(self, start: Mapping[str, Any]) -> None:
-        generation, given = start["generation"], start.get("from_scratch")
-        if isinstance(given, dict) and generation > (self.from_scratch or {}).get("generation", 0):
-            self.from_scratch = {**given, "generation": generation}
-        if generation <= self.life:
+        if (generation := start["generation"]) <= self.life:
             return
+        if isinstance(given := start.get("from_scratch"), dict):
+            self.from_scratch = given
         self.life, self.ended, self.differed = generation, False, ""
         self.run_id, self.config = start.get("run_id"), start.get("config")
         self.dataset, self.code = start.get("dataset"), start.get("code")
@@ -216,7 +214,6 @@ def read(run_dir: str | Path) -> Summary:
             found.bytes = at
         elif at >= upto:
             found.left_out.append(f"a line at byte {at} that is torn, or no event")
-    found.older = found.older and not found.life
     del found.left_out[LEFT_OUT:]
     return found
 
@@ -229,6 +226,5 @@ def _count(found: Summary, event: dict[str, Any], at: int) -> None:
             return found.add(event)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             why = error
-    found.older |= HASH not in event
     what = f"a {shown(event['event'])} of generation {shown(event['generation'])}"
     found.left_out.append(f"{what} at byte {at} ({why})")

@@ -1,13 +1,11 @@
 """The beginning of a life: all ranks find the newest state."""
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gptddp.checkpoint.saved_state import SavedState
+from gptddp.checkpoint.load import SavedState
 from gptddp.config import Config
 from gptddp.data.dataset import Dataset
 from gptddp.distributed import environment, pulse
@@ -92,10 +90,16 @@ def newest_state(
         nonlocal loaded, lease
         lease = take_run(config, world, tell)
         clock.enter("restore")
-        with _released_by_an_error(lease, config.run_dir):
+        try:
             check_same_data(data, world.names)
             origin, loaded = open_run(config, dataset, world, lease.check, tell)
             check_given(given, origin.config, world.names)
+        except BaseException as error:  # whose life does not begin does not keep the run
+            lease.release()
+            if isinstance(error, OSError) and error.errno in MISPLACED:
+                what = f"run {config.run_dir} cannot be used: {explain(error)}"
+                raise ConfigError(what) from error
+            raise
         clock.enter("init")
         return [origin.to_json(), loaded.meta if loaded else {}]
 
@@ -105,18 +109,6 @@ def newest_state(
         patiently(dataset.check_whole)
     tensors = loaded.tensors if loaded else {}  # on rank 0, or nowhere
     return origin, SavedState(origin.source, origin.step, tensors, meta), lease
-
-
-@contextlib.contextmanager
-def _released_by_an_error(lease: Lease, run_dir: str) -> Iterator[None]:
-    """Rank 0 only: whose life does not begin does not keep the run."""
-    try:
-        yield
-    except BaseException as error:
-        lease.release()
-        if isinstance(error, OSError) and error.errno in MISPLACED:
-            raise ConfigError(f"run {run_dir} cannot be used: {explain(error)}") from error
-        raise
 
 
 def take_run(config: Config, world: World, tell: Tell = lambda _: None) -> Lease:

@@ -79,9 +79,13 @@ class PhaseClock:
         return "draining" if draining else STATES.get(self.phase, "training")
 
     def micros(self) -> np.ndarray:
-        """Until now, whole microseconds int64 (phases,), the present phase included."""
-        self.enter(self.phase)
-        return np.array([self._ns[phase] // 1000 for phase in PHASES], dtype=np.int64)
+        """Until now, whole microseconds int64 (phases,), the present phase included.
+
+        It changes nothing: any thread may ask.
+        """
+        ns = {**self._ns}
+        ns[self.phase] += time.monotonic_ns() - self._since
+        return np.array([ns[phase] // 1000 for phase in PHASES], dtype=np.int64)
 
 
 class RankSeconds:
@@ -118,18 +122,13 @@ class RankSeconds:
 
     def _meet(self) -> None:
         """All ranks are here at the same moment: behind a collective that needs all of them."""
-        self._met, self._met_busy = time.monotonic(), int(self.own()[_BUSY].sum())
+        self.met, self._met_busy = time.monotonic(), int(self.own()[_BUSY].sum())
         self._met_phase = self.clock.phase
 
     @property
     def since_s(self) -> float:
         """Seconds since the ranks have met, as the table has them; from any thread."""
-        return time.monotonic() - self._met
-
-    @property
-    def met(self) -> float:
-        """Monotonic: when the ranks have met."""
-        return self._met
+        return time.monotonic() - self.met
 
     def own(self) -> np.ndarray:
         """Of this rank in this world, until now: whole microseconds int64 (phases,)."""

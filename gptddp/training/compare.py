@@ -40,6 +40,8 @@ def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
         raise LostPeer("a worker that has come would add up gradients in another order: it ends")
     for rank in have if world.rank in have else ():
         life.line |= lines[rank]
+    if life.line:
+        life.live.keep(life.line)
     if len(have) < world.world_size:
         _hand_over(life, giver, world.rank in have)
         life.handed_on = life.step

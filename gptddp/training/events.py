@@ -26,7 +26,6 @@ IN_LEDGER = {  # the kinds that are in the ledger
     "branch": "the run goes back to a checkpoint; written before the life begins, by go_back.py",
     "start": "a life begins: from which state, in which world, with which configuration",
     "world": "it goes on with other ranks: who is lost and how, who has come, and the pause",
-    "recovered": "its first step is done: where the seconds since the last one went",
     "checkpoint": "a save has ended: with a name, or with an error",
     "quarantine": "row groups that cannot be read are left out from now on",
     "spike": "loss or gradient norm is many times its usual size",

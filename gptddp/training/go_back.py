@@ -12,8 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from gptddp.checkpoint import store
-from gptddp.checkpoint.load import load_step
-from gptddp.checkpoint.saved_state import SavedState
+from gptddp.checkpoint.load import SavedState, load_step
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.distributed.waiting import Tell
@@ -95,7 +94,7 @@ def _commit(
         config=to_saved(config),
         parent=loaded.name,
         keep=0,  # nothing is deleted for it: it may be what is gone back to
-        fence=fence,
+        before_commit=fence,
     )
     began = time.monotonic()
     writer.submit(loaded.step, loaded.tensors, loaded.meta, anew=True)

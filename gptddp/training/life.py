@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from gptddp.budget import BUDGETS, used_up
-from gptddp.checkpoint.load import copy_into
-from gptddp.checkpoint.saved_state import SavedState
+from gptddp.checkpoint.load import SavedState, copy_into
 from gptddp.data.dataset import Dataset
 from gptddp.data.loader import Batch
 from gptddp.distributed import environment, pulse
@@ -125,9 +124,8 @@ class Life(LifeParts):
 
     def _begun(self) -> None:
         """All ranks: keep how these books begin, as long as it is not on rank 0's disk."""
-        pending = self.recorder.ledger.pending if self.recorder else None
-        begun = self.world.broadcast_value(pending() if pending else [], 0)  # all ranks
-        self.live.begun(begun, self.step, pending)
+        begun = self.recorder.ledger.pending() if self.recorder else []
+        self.live.begun(self.world.broadcast_value(begun, 0), self.step)  # all ranks
 
     def go_on(self, moved: bool) -> None:
         """All ranks, which have the same state: what is due before the next step; `moved`: into
@@ -182,10 +180,12 @@ class Life(LifeParts):
         self.clock.enter("data_wait")
         decision = quarantine.decide(batch, self.rows.loader, self.progress, self.world)
         about = {"time": time.time(), "generation": self.generation, "step": self.step}
+        event = {"event": "quarantine", **about, **decision}
         if self.recorder:  # before any rank acts on it
-            self.recorder.events.emit("quarantine", **about, **decision)
-        # every rank keeps it, as rank 0 may be lost
-        self.live.keep_event({"event": "quarantine", **about, **decision}, self.step)
+            self.recorder.events.emit("quarantine", **event)
+        elif self.worlds.takeover:
+            self.worlds.takeover.events.append(event)
+        self.live.keep_event(event, self.step)  # every rank keeps it, as rank 0 may be lost
         self.rows.reopen(self.progress.data)
 
     @contextmanager

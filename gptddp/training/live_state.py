@@ -1,6 +1,6 @@
 """What every rank keeps of the live state, so that the loss of rank 0 loses nothing."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gptddp.run.lines import Line
@@ -23,23 +23,14 @@ class LiveState:
         self.lines: dict[int, Line] = {}  # by step, in order: not known to be on the disk
         self.events: Sequence[Mapping[str, Any]] = []  # of the ledger, likewise
         self._events_step = 0  # after which the last of them was recorded
-        self._pending: Callable[[], list[dict[str, Any]]] | None = None
 
     def take_over(self, lines: Mapping[int, Line], events: Sequence[Mapping[str, Any]]) -> None:
         """What lives before this one have handed on: before the state is whole."""
         self.lines, self.events = dict(lines), events
 
-    def begun(
-        self,
-        events: Sequence[Mapping[str, Any]],
-        step: int,
-        pending: Callable[[], list[dict[str, Any]]] | None = None,
-    ) -> None:
-        """Rank 0 has begun its books before or after `step`, and has not these events on its disk.
-
-        `pending`: on rank 0, what its ledger has not yet there, at any time.
-        """
-        self.events, self._events_step, self._pending = events, step, pending
+    def begun(self, events: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Rank 0 has begun its books around `step`, and has not these events on its disk."""
+        self.events, self._events_step = events, step
 
     def keep_event(self, event: Mapping[str, Any], step: int) -> None:
         """What rank 0 records in the ledger after `step`, where this rank knows it as well."""
@@ -55,7 +46,7 @@ class LiveState:
 
     def kept(self) -> tuple[list[Line], list[Mapping[str, Any]]]:
         """Lines and events, for a rank that comes."""
-        return [*self.lines.values()], [*(self._pending() if self._pending else self.events)]
+        return [*self.lines.values()], [*self.events]
 
     def forget(self, step: int) -> None:
         """The log is on the disk up to this step, and with it the events before it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import known, retention, run_state, store
-from gptddp.checkpoint.saved_state import SavedState
+from gptddp.checkpoint.load import SavedState
 from gptddp.config import Config, check_world_size
 from gptddp.data import inventory
 from gptddp.data.dataset import Dataset
@@ -109,7 +109,6 @@ def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
     if recorded.left_out:
         what = "; ".join(recorded.left_out)
         log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
-    run_state.check_version(run, recorded)
     tell("looking for logs and checkpoints")
     highest = patiently(lambda: highest_generation(run, recorded))
     lost = patiently(lambda: newest_lost_life(run, recorded))
@@ -167,22 +166,21 @@ def _take_up(
     run = Path(config.run_dir)
     tell("looking for the newest checkpoint")
     patiently(lambda: retention.discard_unfinished(run))
-    anew = _given_before(recorded, world) if config.from_scratch else None
+    anew = config.from_scratch and not _had_before(recorded, world)
     loaded = known.load(run, run_id, recorded, lost, anew, tell)
     name = loaded.name if loaded else None
     about = {"step": loaded.step if loaded else 0, "source": name or "scratch", "parent": name}
     return loaded, about
 
 
-def _given_before(recorded: Summary, world: World) -> int:
-    """The life in which this very start had --from-scratch already, as pods keep their flags; or 0.
+def _had_before(recorded: Summary, world: World) -> bool:
+    """Has this very start had --from-scratch in a life before? Pods keep their flags.
 
     A start is a job, or a command that is given by hand: torchrun's own restarts belong to it.
     """
     if (it := recorded.from_scratch) is None:
-        return 0
-    same_job = it.get("job") == world.job if world.job else world.restarts > 0
-    return int(it["generation"]) if same_job else 0
+        return False
+    return it.get("job") == world.job if world.job else world.restarts > 0
 
 
 def _in_history(run: Path, recorded: Summary, step: int, tell: Tell) -> tuple[int, Line | None]:

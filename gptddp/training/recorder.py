@@ -21,12 +21,12 @@ from gptddp.distributed.hardware import peak_flops
 from gptddp.errors import ConfigError
 from gptddp.files import explain, may_pass, patiently
 from gptddp.flags import to_saved
-from gptddp.run import copies, crash_loop, recovery
+from gptddp.run import copies, crash_loop
 from gptddp.run.history import Ledger, RunLog, complete, history, newest_line, recover
 from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.run.progress import Progress
-from gptddp.run.recovery import Last, last_life
+from gptddp.run.recovery import unsaid_end
 from gptddp.run.summary import Summary
 from gptddp.training import changes, results
 from gptddp.training.clock import RankSeconds
@@ -85,12 +85,10 @@ class Recorder:
         self.saves = Saves(origin, lease, self.log, self.ledger, self.events)
         self.line: Mapping[str, Any] = origin.line or {}  # of the last step
         self._batch_fp: str | None = None  # of it, if this life has done it
-        self._last: Last | None = None  # the life before, until this one has done a step
         self._stragglers = self._of_world()
         self.spikes = Spikes()
         self._machines: Sequence[str] = ()  # what the ranks compute on
         self._stall: Stall | None = None  # that is told and lasts
-        self._ready = 0.0  # unix seconds at which the first step began
         self._stepped_at = time.monotonic()  # when the last step was recorded
         self._scrapes: Scrapes | None = None
         if c.metrics_port:
@@ -132,6 +130,8 @@ class Recorder:
             with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
                 recorded.add(event)
         self._end_of_last(recorded)
+        with suppress(OSError):  # then no checkpoint is committed either
+            self.lease.check()  # another may have taken this generation while this process stood
         changes.record(recorded, self.config, origin.step, self.events)
         self._start(progress, machines)
         self.saves.begin(tensors, recorded)
@@ -145,9 +145,6 @@ class Recorder:
             self.events.emit("loaded", step=origin.step, seconds=read_s)
         if not self.ledger.settle(5.0):
             self._check_writable(is_new)
-        if origin.source == "memory":  # the steps have gone on
-            self._last = None
-        self._ready = time.time()
 
     def _check_writable(self, is_new: bool) -> None:
         """A new run has its start on the disk before its first step; another goes on without."""
@@ -174,7 +171,6 @@ class Recorder:
             world_size=world.world_size,
             nodes=world.nodes,
             restarts=world.restarts,
-            goes_on=origin.source == "memory",  # its ranks have been in the life before
             device=world.device.type,
             seconds=int(spent.own().sum()) / 1e6,
             tokens=progress.tokens,
@@ -193,7 +189,7 @@ class Recorder:
             dataset=self._dataset.sha256,
         )
         if self.config.from_scratch:  # it counts for this start, see opening.py
-            about["from_scratch"] = {"job": world.job, "life": world.life}
+            about["from_scratch"] = {"job": world.job}
         self.events.emit("start", **about, sums=self._sums.sums())
         self._warn_of(machines)
 
@@ -211,20 +207,16 @@ class Recorder:
         """Record the end of a life that could not do so itself."""
         run = Path(self.config.run_dir)
         newest = patiently(lambda: newest_line(run))
-        last = self._last = patiently(lambda: last_life(recorded, newest, run))
-        if last and last.cause:
-            cause = crash_loop.first(run, last.generation) or last.cause
-            about = {"generation": last.generation, "step": last.step, "cause": cause}
-            about["at"] = last.step_time
-            self.events.emit("end", **about, **last.spent)
+        if end := patiently(lambda: unsaid_end(recorded, newest, run)):
+            cause = crash_loop.first(run, end["generation"]) or end["cause"]
+            self.events.emit("end", **{**end, "cause": cause})
 
     def moved(self, event: Mapping[str, Any]) -> None:
         """The life goes on in another world, as that event says."""
         self._stragglers = self._of_world()
         self._warn_of(event["machines"])
         self.metrics.peak = self._peak and self._peak * self.world.world_size
-        about = {name: it for name, it in event.items() if name != "event"}
-        self.events.emit("world", **about)
+        self.events.emit("world", **event)
 
     # -- a step ------------------------------------------------------------------------------------
 
@@ -236,7 +228,7 @@ class Recorder:
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
         """One finished step, and what it shows."""
         emit, step, spent = self.events.emit, line["step"], self.spent
-        self.line, self._batch_fp = line, line["batch_fp"]
+        self.line, self._batch_fp = dict(line), line["batch_fp"]  # as it is written now
         owned = None
         if "phases" in line or step % self.config.log_every == 0:  # it will be said
             self._sums.owners.phases = line.get("phases") or spent.by_phase()
@@ -254,10 +246,6 @@ class Recorder:
         emit("step", line=line, train_s=progress.train_s, step_s=step_s, owned=owned, slow=slow)
         for about in self.spikes.add(line):
             emit("spike", step=step, **about)
-        if self._last:  # this was the first step of a life that is not the first
-            parts = recovery.seconds(self._last, self.clock.began, self._ready, line["time"])
-            emit("recovered", step=step, world_size=line["world_size"], **parts)
-            self._last = None
         self._stepped_at = time.monotonic()
         if self._copies is None:
             self._copies = self._begin_copies()
@@ -282,7 +270,7 @@ class Recorder:
 
     def completed(self, line: dict[str, Any], evaluated: bool) -> None:
         """The last step has what its line lacked; `evaluated`: that was the losses."""
-        self.line = line
+        self.line = dict(line)
         self.events.emit("completed", line=line, evaluated=evaluated)
 
     def of_step(self, progress: Progress) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gptddp.checkpoint.saved_state import SavedState
+from gptddp.checkpoint.load import SavedState
 from gptddp.config import Config
 from gptddp.data.dataset import Dataset
 from gptddp.data.loader import Batch

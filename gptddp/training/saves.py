@@ -40,8 +40,7 @@ class Saves:
             parent=origin.parent,
             keep=c.keep,
             keep_every=c.keep_every,
-            before_commit=log.sync,  # and the ledger before it
-            fence=lease.check,
+            before_commit=self._before_commit,
             left=self._left,
         )
         self._origin, self._lease, self._events = origin, lease, events
@@ -72,6 +71,10 @@ class Saves:
         """Stage a copy and let the saver commit it; the caller goes on at once."""
         self._saved_at = time.monotonic()
         self.writer.submit(progress.step, tensors, progress.to_meta(), known)
+
+    def _before_commit(self) -> None:
+        self._log.sync()  # and the ledger before it
+        self._lease.check()
 
     def _left(self) -> dict[str, Any]:
         """What the saver needs to end a save alone; see `Writer`."""

@@ -45,7 +45,7 @@ class Takeover(threading.Thread):
         knows that its holder is not in the world.
         """
         super().__init__(name="takeover", daemon=True)
-        self.events = [event]  # of the world, since then
+        self.events = [event]  # since then: of worlds, and what is left out
         self.lease = lease  # as soon as this process has it
         self._life, self._end, self._follows = life, end, follows
         self._is_over = False  # it is given up
@@ -89,19 +89,16 @@ class Takeover(threading.Thread):
         origin = self._origin()
         recorder = Recorder(origin, life.dataset, lease, life.world, life.spent, life.stop)
         about = life.tensors, life.net.n_params(), now, life.machines
+        last, kept = origin.generation - 1, self._kept
+        if last > self._known:  # books that this rank has not heard of
+            kept = [*kept, {**self._end, "generation": last}]
         try:
-            recorder.begin(*about, self._lines, self._kept_until(origin))
+            recorder.begin(*about, self._lines, kept)
         except BaseException:  # the next try is another generation
             recorder.close()
             self.lease = None
             raise
         return recorder
-
-    def _kept_until(self, origin: Origin) -> list[Mapping[str, Any]]:
-        """The events that this rank has kept, and the end of books that it has not heard of."""
-        last = origin.generation - 1
-        unheard = [{**self._end, "generation": last}] if last > self._known else []
-        return [*self._kept, *unheard]
 
     def _taken(self) -> Lease:
         run, world = Path(self._life.config.run_dir), self._life.world

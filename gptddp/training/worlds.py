@@ -318,7 +318,11 @@ class Worlds:
         life = self._life
         if self.takeover and (recorder := self.takeover.recorder()):
             for event in self.takeover.events:
-                recorder.moved({**event, "generation": recorder.generation})
+                event = {**event, "generation": recorder.generation}
+                if event["event"] == "world":
+                    recorder.moved(event)
+                else:
+                    recorder.events.emit(event["event"], **event)
             self.takeover, life.recorder = None, recorder
             for step, line in life.live.lines.items():
                 if step > recorder.origin.step:

@@ -118,7 +118,7 @@ def test_from_scratch_counts_for_one_start(run, root, tmp_path, capsys, monkeypa
     (tmp_path / environment.STARTS).write_text("++")  # by a launcher: this is its second
     capsys.readouterr()
     assert run("--steps", "4", "--from-scratch") == code
-    said = "--from-scratch counts for one start, and this job has had it since life"
+    said = "--from-scratch to begin at step 0 again. It counts once in a job"
     err = capsys.readouterr().err
     if verdict := os.environ.get("GPTDDP_VERDICT"):  # its launcher says it
         err = Path(verdict).read_text()

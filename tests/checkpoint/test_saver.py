@@ -41,7 +41,7 @@ def left():
 def hang():
     print("asked", flush=True)
     time.sleep(999)
-writer = Writer(run, 1, run_id="r", before_commit=hang, fence=lease.check, left=left)
+writer = Writer(run, 1, run_id="r", before_commit=hang, left=left)
 writer.submit(step, state(step, 100_000_000), {"step": step}, {"batch_fp": "f"})
 print(writer._saver, flush=True)
 time.sleep(999)
@@ -144,7 +144,7 @@ def test_memory_that_is_full_is_an_error_of_the_save(tmp_path, monkeypatch):
     assert save(writer, 1).error is None and loaded_step(tmp_path) == 1
 
 
-def test_rank_0_says_whether_it_is_committed(tmp_path, caplog):
+def test_rank_0_says_whether_it_is_committed(tmp_path, capfd):
     """The saver writes; the log is synced and the lease looked at where both are."""
     writer = Writer(tmp_path, 1, run_id="r", keep=2)
 
@@ -154,14 +154,15 @@ def test_rank_0_says_whether_it_is_committed(tmp_path, caplog):
     def full():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "log.1.jsonl")
 
-    writer.fence = lost
+    writer.before_commit = lost
     assert save(writer, 1).error == "another job has it" and isinstance(writer.failure, Superseded)
-    writer.fence, writer.before_commit = (lambda: None), full
+    writer.before_commit = full
     assert "log.1.jsonl" in save(writer, 1).error and not store.names(tmp_path)
     writer.before_commit = lambda: None
     assert Writer(tmp_path, 1, run_id="other").submit(1, state(1), {})
     until(lambda: store.names(tmp_path))
-    assert save(writer, 1).error is None and "is another run's: it is set aside" in caplog.text
+    assert save(writer, 1).error is None
+    assert "is another run's: it is set aside" in capfd.readouterr().err
 
 
 def test_tensors_of_any_kind(tmp_path):

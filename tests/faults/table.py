@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from gptddp.distributed.hardware import machine
-from gptddp.run.recovery import PARTS
 
 DOCS = Path(__file__).parents[2] / "docs/faults.md"
 STEP = "the others do the step in flight again, without it; none is restarted"
@@ -38,12 +37,6 @@ SUMMARY = [
 def seconds(values: list[float | None]) -> str:
     real = [value for value in values if value is not None and not math.isnan(value)]
     return f"{(it := statistics.median(real)):.{1 if it >= 10 else 2}f}" if real else ""
-
-
-def parts(its: list[dict]) -> str:
-    """The cells of where the seconds of a fault went; "" where no life was recovered."""
-    events = [event for it in its if (event := it.get("recovered"))]
-    return " | ".join(seconds([event[part] for event in events]) for part in PARTS if events)
 
 
 def on_cluster(its: list[dict]) -> list[str]:

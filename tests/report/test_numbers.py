@@ -28,13 +28,12 @@ def test_a_restart_is_marked_with_what_the_ledger_says_of_it(killed, page):
     """Step, cause, split and cost, on every plot of steps."""
     events = read_ledger(killed)
     (end,) = (it for it in events if it["event"] == "end")
-    (recovered,) = (it for it in events if it["event"] == "recovered")
     begun = [it for it in events if it["event"] == "start"]
     for figure in (it for it in figures(page).values() if "traces" in it):
         (text,) = marks(figure, "restart")
         assert end["cause"] in text
-        assert duration(recovered["total_s"]) in text
-        assert f"reforming {duration(recovered['reform_s'])}" in text
+        assert duration(begun[1]["time"] - end["at"]) in text
+        assert f"reload {duration(begun[1]['seconds'])}" in text
         assert f"{begun[1]['redo']} steps again" in text
         at = [it["x"] for it in figure["traces"] if it.get("mark") == "restart"]
         assert at == [[begun[1]["step"]]]

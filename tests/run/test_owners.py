@@ -10,7 +10,7 @@ from support.toy import SMALL
 from gptddp.run import summary
 from gptddp.run.history import history, read_ledger
 from gptddp.run.owners import Owners
-from gptddp.run.recovery import last_life
+from gptddp.run.recovery import UNKNOWN, unsaid_end
 
 # In one step rank 1 of two reads its rows 2 s late, and rank 0 computes 2 s longer; rank 0 takes
 # 2 s longer for a copy of its state, and for its books; both evaluate for 2 s more.
@@ -201,7 +201,7 @@ def test_each_world_of_a_life_has_a_table_of_its_own():
 
 @pytest.mark.parametrize(
     ("marks", "owner"),
-    [({}, "stopped"), ({"goes_on": True}, "reforming"), ({"restarts": 1}, "reforming")],
+    [({}, "stopped"), ({"source": "memory"}, "reforming"), ({"restarts": 1}, "reforming")],
 )
 def test_a_stop_of_some_pods_is_no_stop_of_the_job(marks, owner):
     """A launcher that has been in a life before says so, on whichever pod rank 0 is now."""
@@ -224,7 +224,10 @@ def test_a_life_that_left_no_word_has_the_phases_of_its_own_log(tmp_path):
 
     def lost(generation: int) -> dict:
         line = {"step": 3, "time": 30.0}
-        return dict(last_life(summary.Summary(life=generation), line, tmp_path).spent)
+        end = unsaid_end(summary.Summary(life=generation), line, tmp_path)
+        assert (end.pop("generation"), end.pop("step"), end.pop("at")) == (generation, 3, 30.0)
+        assert end.pop("cause") == UNKNOWN
+        return end
 
     table = {"step": 2, "time": 28.0, "phases": {"step": [9.0]}, "since_s": 0.5}
     lines = [table, {"step": 3, "time": 30.0}]

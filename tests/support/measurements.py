@@ -1,17 +1,9 @@
-"""What a fault has cost: the ledger's event of a recovery, and the files of what was measured."""
+"""The files of what was measured."""
 
 import json
 import os
 from pathlib import Path
 from typing import Any
-
-from gptddp.run.history import read_ledger
-
-
-def recovery(run: Path, generation: int) -> dict[str, Any]:
-    """The ledger's event of the first step of a life, with where the seconds went; {} before it."""
-    wanted = ("recovered", generation)
-    return next((e for e in read_ledger(run) if (e["event"], e["generation"]) == wanted), {})
 
 
 def write_measurement(name: str, **values: Any) -> None:

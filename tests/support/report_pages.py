@@ -122,15 +122,12 @@ def write(
 
         for life in range(1, lives + 1):
             now += 5.0
-            source = "memory" if step else "scratch"
+            source = f"step-{step:012d}.{life - 1}" if step else "scratch"
             event("start", life, step=step, source=source, redo=0, world_size=ranks, nodes=ranks,
                   restarts=int(step > 0 and not (stop_s and life == 2)), device="cpu", seconds=5.0,
                   machines=[f"a processor{odd}"], run_id="one", version=f"1{odd}",
                   config=config)  # fmt: skip
             phases = {"init": [5.0] * ranks, "step": [0.0] * ranks, "wait": [0.0] * ranks}
-            if step:
-                parts = {"reform_s": 3.5, "reload_s": 5.0, "first_step_s": STEP_S}
-                event("recovered", life, step=step + 1, world_size=ranks, **parts, total_s=9.0)
             with open(run / f"log.{life}.jsonl", "w") as log:
                 for step in range(step + 1, steps * life // lives + 1):  # noqa: B020
                     now += STEP_S

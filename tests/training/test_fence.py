@@ -46,7 +46,7 @@ def test_a_late_commit_after_the_last_look_never_wins(tmp_path):
         retention.discard_unfinished(tmp_path)  # as it begins
         Writer(tmp_path, 3).save(4, state(4), {})
 
-    late = Writer(tmp_path, 2, fence=another_life)
+    late = Writer(tmp_path, 2, before_commit=another_life)
     assert "No such file" in late.save(10, state(10), {}).error
     assert [store.order(name) for name in store.names(tmp_path)] == [(3, 4), (2, 3), (1, 9)]
 
@@ -57,8 +57,9 @@ def test_nothing_is_committed_without_the_lease(tmp_path):
 
     def taken():
         held.append(lease.Claim(tmp_path, "job", "life 2", ["life 1"]).poll(0))
+        mine.check()
 
-    writer = Writer(tmp_path, 1, before_commit=taken, fence=mine.check)
+    writer = Writer(tmp_path, 1, before_commit=taken)
     saved = writer.save(1, state(1), {})
     held[0].close()
     assert isinstance(writer.failure, Superseded) and "has taken over the run" in saved.error

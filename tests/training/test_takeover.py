@@ -1,6 +1,8 @@
 """A new rank 0 has the books as the lost one would have had them, be the disk there or not."""
 
+import json
 import time
+from types import SimpleNamespace
 
 import pytest
 from support.failing_disk import Disk
@@ -8,11 +10,13 @@ from support.processes import free_port
 
 from gptddp import files
 from gptddp.distributed.members import LeaseAsked, View
+from gptddp.errors import Superseded
 from gptddp.run import lines
 from gptddp.run.history import history, read_ledger
 from gptddp.training import scrapes
 from gptddp.training.life import Life
 from gptddp.training.recorder import Recorder
+from gptddp.training.takeover import Takeover
 
 LOST = [{"rank": 0, "pod": "pod-0", "how": "its process died of SIGKILL"}]
 
@@ -163,3 +167,57 @@ def test_a_lease_is_asked_for_while_the_books_are_taken_over(run, disk, monkeypa
 
     at_step(monkeypatch, step_4=ask)
     assert run("--steps", "8", "--metrics-port", str(free_port())) == 0
+
+
+def test_what_is_left_out_while_the_books_are_taken_over_is_in_them(run, tmp_path, monkeypatch):
+    """A life that begins at an older checkpoint would read it, and get other rows."""
+    next_batch = Life.next_batch
+
+    def batch(life):
+        if life.step == 3 and life.generation == 1:
+            lose_rank_0(life)
+            life.quarantine(SimpleNamespace(bad=0))
+            life.generation = 0  # once
+        return next_batch(life)
+
+    monkeypatch.setattr(Life, "next_batch", batch)
+    assert run("--steps", "5") == 0
+    (found,) = (it for it in read_ledger(tmp_path / "run") if it["event"] == "quarantine")
+    assert (found["generation"], found["step"], found["row_groups"]) == (2, 3, [0])
+
+
+def test_a_rank_0_that_stood_does_not_begin_the_books_of_another(run, tmp_path, monkeypatch):
+    """It had read which generation is next, and another has taken lease and generation since."""
+    agree, origin = Life.agree, Takeover._origin
+
+    def agreed(life, batch):
+        if life.step == 3:
+            lose_rank_0(life)
+        return agree(life, batch)
+
+    def stood(takeover):
+        found = origin(takeover)
+        lease = tmp_path / "run" / "lease.json"
+        lease.write_text(json.dumps(json.loads(lease.read_text()) | {"holder": "another"}))
+        return found
+
+    monkeypatch.setattr(Life, "agree", agreed)
+    monkeypatch.setattr(Takeover, "_origin", stood)
+    assert run("--steps", "5") == Superseded.exit_code
+    starts = [it["generation"] for it in read_ledger(tmp_path / "run") if it["event"] == "start"]
+    assert starts == [1] and not list((tmp_path / "run").glob("log.2.*"))
+
+
+def test_an_evaluation_that_another_world_brings_is_logged(run, tmp_path, monkeypatch):
+    """This rank was cut off in it, after it had logged the step; another was not."""
+    next_batch = Life.next_batch
+
+    def batch(life):
+        if life.step == 3 and "val_loss" not in life.line:
+            life.line |= {"val_loss": 1.5, "val_bpb": None}  # as `compare` does
+            life.go_on(moved=True)
+        return next_batch(life)
+
+    monkeypatch.setattr(Life, "next_batch", batch)
+    assert run("--steps", "5") == 0
+    assert [it.get("val_loss") for it in history(tmp_path / "run", 3, 3)] == [1.5]

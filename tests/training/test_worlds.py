@@ -54,7 +54,8 @@ def rank_at(
 
 
 def life_in(world: Group, step: int = 5, whole: bool = True) -> Any:
-    live = SimpleNamespace(is_whole=whole, kept=lambda: ([], []))
+    kept: list[Any] = []
+    live = SimpleNamespace(is_whole=whole, kept=lambda: ([], []), keep=kept.append, lines=kept)
     progress = Progress(step=step, chain_fp=CHAIN, data={"quarantined": [8]})
     about = {"progress": progress, "tensors": TENSORS, "generation": 1, "line": {"loss": 2.0}}
     about |= {"handed_on": -1, "recorder": None}
@@ -75,6 +76,7 @@ def test_nothing_is_sent_where_all_have_it():
     assert compare(life, LAYOUT, books=False) == (0, True)
     assert not world.given and life.handed_on == -1
     assert life.line == {"loss": 2.0, "val_loss": 1.5}
+    assert life.live.lines == [life.line], "a new rank 0 would log it without"
 
 
 def test_of_the_same_step_who_knows_more_rows_to_be_bad_has_the_state():
@@ -198,6 +200,19 @@ def test_the_rank_seconds_of_two_worlds_add_up():
     found = {name: it for name, it in owners.so_far().items() if it}
     assert found == {"training": 24.0, "waiting": 1.0, "detection": 2.0, "reforming": 2.0}
     assert owners.redo_until == 9
+
+
+def test_a_rank_that_is_lost_behind_the_stop_does_not_undo_it():
+    """What comes after it was asked for: nobody forms a world for an hour."""
+    owners = Owners()
+    start = {"event": "start", "generation": 1, "time": 100.0, "world_size": 2, "step": 0}
+    stop = {"event": "stop", "generation": 1, "time": 110.0, "phases": {"step": [10.0, 10.0]}}
+    lost = {"event": "world", "generation": 1, "time": 112.0, "at": 111.0, "world_size": 1}
+    for event in (start, stop, {**lost, "step": 9, "since_s": 1.0, "phases": {}}):
+        owners.add(event)
+    owners.add({**start, "generation": 2, "time": 3700.0})
+    found = {name: it for name, it in owners.seconds.items() if it}
+    assert found == {"training": 20.0, "stopped": 2 * 3590.0}
 
 
 @pytest.mark.parametrize("restored", [False, True])
