@@ -109,8 +109,11 @@ class Views:
         self.rows[agent] = row
         self._note(row)
         self._silent_s[agent] = 0.0
-        for dead, how in row["dead"].items():
-            self.died(dead, how)
+        # of others it would be told again and again: not all forget the same ends first
+        views = [self.row["view"], *self._known.values()]
+        needed = {member["agent"] for view in filter(None, views) for member in view["members"]}
+        for dead in row["dead"].keys() & (self.rows.keys() | needed):
+            self.died(dead, row["dead"][dead])
 
     def died(self, agent: str, how: str) -> None:
         """There is proof that this agent ended, and its worker with it."""
@@ -125,10 +128,11 @@ class Views:
     def tick(self, seconds: float) -> None:
         """So much time has passed in which this process was running."""
         needed = {member["agent"] for member in self._members()}
-        for agent in {*self.rows, *needed} - {self._agent}:
-            self._silent_s[agent] = self.silence(agent) + seconds
-            if self.silence(agent) > 4 * FORGOTTEN_S and agent not in needed:
-                del self.rows[agent], self._silent_s[agent]
+        others = {*self.rows, *needed} - {self._agent}
+        self._silent_s = {agent: self.silence(agent) + seconds for agent in others}
+        for agent in others - needed:
+            if self.silence(agent) > 4 * FORGOTTEN_S:
+                del self.rows[agent]
         there = [(row["agent"], dict(row["member"])) for row in self._living() if row["member"]]
         self._calm_s = self._calm_s + seconds if there == self._seen else 0.0
         self._seen, self._enough_s = there, self._enough_s + seconds
