@@ -23,7 +23,7 @@ from typing import Any
 
 from gptddp.distributed.members import AT, IN_ORDER
 from gptddp.files import parse_json
-from gptddp.launch.links import LONG, QUIET_S, TROUBLE, Links, Seal, join, pack
+from gptddp.launch.links import LONG, TROUBLE, Links, Seal, join, pack
 from gptddp.launch.views import Json, Views, ids
 
 ENDED = "ended"  # a file: pid and status, as `wait` has it, of the last worker that was reaped
@@ -157,8 +157,6 @@ class Mesh:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), TICK_S)
             now = time.monotonic()
-            if now - last > QUIET_S:
-                self._links.woke = now
             passed_s, last = min(now - last, 2 * TICK_S), now  # in which this process was running
             self.views.tick(passed_s)
             self._update()

@@ -231,7 +231,7 @@ def test_a_stranger_can_neither_join_nor_disturb(job):
 
 
 def test_one_that_is_taken_for_dead_though_it_lives_comes_back_as_another(job):
-    """A reset that somebody else has sent passes for a proof: no reason to stay out for good."""
+    """An end that somebody else has forged passes for a proof: no reason to stay out for good."""
     one = job(2)
     number, _ = one.agree(one.pods)
     workers = [pod.worker for pod in one.pods]
