@@ -130,12 +130,12 @@ class Members:
             self._changed.notify_all()
         self._send({"post": [key, value]})
 
-    def answer(self, asked: LeaseAsked, held: bool) -> None:
-        """Does this process hold the run's lease now?"""
+    def answer(self, asked: LeaseAsked) -> None:
+        """This process holds the run's lease now."""
         with self._changed:
             if self._asked == asked:
                 self._asked = None
-        self._send({"lease": asked.number, "held": held})
+        self._send({"lease": asked.number})
 
     def broken(self, view: View) -> None:
         """The group of this view has failed, and nobody is known to be lost: another is due."""
@@ -225,7 +225,7 @@ class Members:
                         self._take(json.loads(line))
                         self._changed.notify_all()
                     self.on_news()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except Exception as error:  # whatever it is: without this thread the process would hang
             what = f"cannot be understood: {error!r}"
         print(f"the launcher of this process {visible(what)}", file=sys.stderr, flush=True)
         os._exit(LifeLost.exit_code)

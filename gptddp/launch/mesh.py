@@ -30,7 +30,6 @@ ENDED = "ended"  # a file: pid and status, as `wait` has it, of the last worker 
 TICK_S, BEAT_S = 0.1, 0.5
 # that a worker is so, until its launcher says it
 LIMITS_S = {"stopped": 3.0, "late": 4.0}
-ASK_AGAIN_S = 1.0  # after a worker has said that it does not hold the lease
 
 
 class Mesh:
@@ -271,9 +270,7 @@ class Mesh:
         elif "broken" in said:
             views.row["broken"] = said["broken"]
         elif "lease" in said:
-            views.answer(said["lease"], said["held"])
-            if not said["held"]:
-                self._loop.call_later(ASK_AGAIN_S, self._told.pop, "lease", None)
+            views.answer(said["lease"])
         elif "leave" in said:
             views.attach(None, said["leave"])
             self.left_at = time.monotonic()

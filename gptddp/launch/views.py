@@ -138,9 +138,9 @@ class Views:
         self._seen, self._enough_s = there, self._enough_s + seconds
         self._minor_s = self._minor_s + seconds if self._needed() == "minority" else 0.0
 
-    def answer(self, number: int, held: bool) -> None:
-        """The own worker's answer to `question`."""
-        self._held = number if held else self._held
+    def answer(self, number: int) -> None:
+        """The own worker has taken the lease that it was asked for."""
+        self._held = number
 
     def step(self) -> None:
         """Draw the conclusions from what is known now."""

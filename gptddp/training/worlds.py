@@ -139,7 +139,7 @@ class Worlds:
                     self._proof = self._prove(found)
                 if lease := self._proof.held(_POLL_S):
                     self._lease = lease
-                    members.answer(found, True)
+                    members.answer(found)
             elif not self._life.live.is_whole:
                 if members.is_going:
                     since = time.monotonic()

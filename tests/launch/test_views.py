@@ -56,7 +56,7 @@ class Pod:
         waited = self.sim.now - max(self.asked[1], self.sim.renewed_s) > EXPIRY_S
         if (question["how"] == "tie" and held_by == self.agent) or waited:
             self.sim.lease, self.sim.renewed_s = self.agent, self.sim.now
-            self.views.answer(question["number"], True)
+            self.views.answer(question["number"])
 
     def step(self):
         if self.views.is_expelled:
