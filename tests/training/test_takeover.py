@@ -1,14 +1,17 @@
 """A new rank 0 has the books as the lost one would have had them, be the disk there or not."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from support.failing_disk import Disk
 
-from gptddp.distributed.members import View
+from gptddp.distributed.members import LeaseAsked, View
 from gptddp.run import lines
 from gptddp.run.history import history, read_ledger
+from gptddp.run.lease import Claim
 from gptddp.training.life import Life
+from gptddp.training.worlds import Worlds
 
 LOST = [{"rank": 0, "pod": "pod-0", "how": "its process died of SIGKILL"}]
 
@@ -63,3 +66,16 @@ def test_rank_0_lost_again_and_again_in_one_outage_leaves_no_gap(run, disk, tmp_
     ends = [event for event in events if event["event"] == "end"]
     assert all(end["cause"].endswith("rank 0 (pod-0): its process died of SIGKILL") for end in ends)
     assert [end["step"] for end in ends] == [3, 7, 9]
+
+
+def test_who_has_taken_the_lease_for_a_view_that_came_to_nothing_does_not_wait_for_itself(tmp_path):
+    """It renews that lease: as the proof for the next view it would wait for ever. A minority lets
+    it go."""
+    world = SimpleNamespace(job="job", life="life")
+    it = object.__new__(Worlds)
+    it._life = SimpleNamespace(
+        recorder=None, world=world, config=SimpleNamespace(run_dir=str(tmp_path))
+    )
+    it.takeover, it._lease = None, Claim(tmp_path, "job", "life").poll(0.0)
+    assert it._prove(LeaseAsked(2, "tie")).held(0.0) is it._lease is not None
+    assert it._prove(LeaseAsked(3, "minority")).held(0.0) is it._lease is None
