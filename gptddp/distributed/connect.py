@@ -29,7 +29,7 @@ from gptddp.distributed.environment import (
     slurm_cpus,
     slurm_life,
 )
-from gptddp.distributed.group import Group
+from gptddp.distributed.group import Group, initialise
 from gptddp.distributed.hardware import cpu_quota, device_of
 from gptddp.distributed.members import Members, View
 from gptddp.distributed.storage import Said
@@ -300,7 +300,10 @@ def connect(device: str | None) -> Iterator[World]:
         world.group = Group(Members(path, here), where, FIRST_TIMEOUT_S)
         world.alone()
     else:
-        _join(rank, world_size, where)
+        # a process without the variables of a rank is alone
+        alone = world_size == 1 and "MASTER_ADDR" not in os.environ
+        store = td.HashStore() if alone else None  # type: ignore[attr-defined]
+        initialise(where, FIRST_TIMEOUT_S, rank=rank, world_size=world_size, store=store)
         world.pods, life = _introduced(world.gather([here, uuid.uuid4().hex]))  # all ranks
         world.life = slurm_life() or life
     try:
@@ -310,19 +313,6 @@ def connect(device: str | None) -> Iterator[World]:
         # still needs it, to drop the tensor of the last collective, would never end, nor would we.
         _kept[:] = [td.group.WORLD, world.group]
         td.destroy_process_group()
-
-
-def _join(rank: int, world_size: int, device: torch.device) -> None:
-    """All ranks: make the process group; a process without the variables of a rank is alone."""
-    alone = world_size == 1 and "MASTER_ADDR" not in os.environ
-    td.init_process_group(
-        backend="nccl" if device.type == "cuda" else "gloo",
-        rank=rank,
-        world_size=world_size,
-        store=td.HashStore() if alone else None,  # type: ignore[attr-defined]
-        device_id=device if device.type == "cuda" else None,
-        timeout=timedelta(seconds=FIRST_TIMEOUT_S),
-    )
 
 
 def _introduced(brought: Any) -> tuple[tuple[str, ...], str]:

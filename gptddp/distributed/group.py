@@ -12,12 +12,12 @@ import contextlib
 import hashlib
 import os
 import socket
-import stat
 import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from stat import S_ISSOCK
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ import torch.distributed as td
 from gptddp.distributed import pulse, torch_private
 from gptddp.distributed.environment import ranks
 from gptddp.distributed.members import AT, Members, View
+from gptddp.distributed.process import stat
 from gptddp.errors import Broken, LifeLost
 
 _CONNECT_S = 0.6  # to connect; gloo waits five times as long for others to connect to it
@@ -54,15 +55,8 @@ class Group:
         members.on_news = self._heard
 
     def _open(self) -> None:
-        td.init_process_group(
-            backend="nccl" if self._device.type == "cuda" else "gloo",
-            rank=0,
-            world_size=1,
-            store=self._store,
-            device_id=self._device if self._device.type == "cuda" else None,
-            timeout=timedelta(seconds=self._timeout_s),
-            enable_reconfigure=True,
-        )
+        more: dict[str, Any] = {"store": self._store, "enable_reconfigure": True}
+        initialise(self._device, self._timeout_s, rank=0, world_size=1, **more)
         self.alone()
 
     def set_timeout(self, seconds: float) -> None:
@@ -262,13 +256,20 @@ def _sockets() -> dict[int, int]:
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             about = os.fstat(int(name))
-            if stat.S_ISSOCK(about.st_mode):
+            if S_ISSOCK(about.st_mode):
                 found[int(name)] = about.st_ino
     return found
 
 
 def _asleep(task: int | str) -> str:
     """The CPU time that this thread has used, where it sleeps now; else ""."""
-    with open(f"/proc/self/task/{task}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return " ".join(fields[11:13]) if fields[0] == "S" else ""
+    fields = stat(f"self/task/{task}")
+    return " ".join(fields[11:13]) if fields[:1] == ["S"] else ""
+
+
+def initialise(device: torch.device, timeout_s: float, **more: Any) -> None:
+    """Make the default process group, by torch's back-end for the device."""
+    cuda = device.type == "cuda"
+    backend, of = ("nccl", device) if cuda else ("gloo", None)
+    timeout = timedelta(seconds=timeout_s)
+    td.init_process_group(backend=backend, device_id=of, timeout=timeout, **more)

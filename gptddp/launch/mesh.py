@@ -11,17 +11,18 @@ import contextlib
 import errno
 import math
 import os
-import signal
 import socket
 import struct
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from gptddp.distributed.members import AT, IN_ORDER
+from gptddp.distributed.process import how_ended, stat
 from gptddp.files import parse_json
 from gptddp.launch.links import LONG, TROUBLE, Links, Seal, join, pack
 from gptddp.launch.views import Json, Views, ids
@@ -50,7 +51,7 @@ class Mesh:
         `seeds`: HOST:PORT of others, see `pod_facts.seeds`. `least`, `most`: members of a first
         view. `folder`: for the Unix socket; the user's alone.
         """
-        self._key, self._run_id = key, run_id
+        self._seal = partial(Seal, key, run_id)
         self._host, self._port, self._seeds = address, port, seeds
         self._sizes = (least, most)
         self._path = os.path.join(folder, "members")
@@ -62,19 +63,20 @@ class Mesh:
         self._unfit_s, self._status = 0.0, ""  # for how long it is stopped or late; its own status
         self.left_at = -math.inf  # monotonic: when a worker that still lives has left the world
         self._told: Json = {}  # what it was told last
-        self._ready, self._trouble = threading.Event(), OSError("the mesh has not begun")
+        self._ready = threading.Event()
+        self._trouble: Exception | None = None  # for which it could not begin
 
     # -- what the launcher calls, from its own thread ----------------------------------------------
 
     def start(self) -> str:
-        """Begin; the path of the Unix socket. Raises OSError where the port cannot be had.
+        """Begin; the path of the Unix socket. Raises OSError where the address cannot be had.
 
         What this process forks later would hold its connections open, and so hide its death.
         """
         self._thread = threading.Thread(target=self._run, name="mesh", daemon=True)
         self._thread.start()
         self._ready.wait()
-        if not self._thread.is_alive():
+        if self._trouble:
             raise self._trouble
         return self._path
 
@@ -116,7 +118,9 @@ class Mesh:
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
-        except OSError as error:
+        except Exception as error:
+            if self._ready.is_set():
+                raise
             self._trouble = error
         finally:
             self._ready.set()
@@ -195,9 +199,6 @@ class Mesh:
         self._over.set()
 
     # -- the other launchers -----------------------------------------------------------------------
-
-    def _seal(self, direction: str, nonces: bytes) -> Seal:
-        return Seal(self._key, self._run_id, direction, nonces)
 
     def _greet(self) -> list[bytes]:
         own = self._posts.get(self._links.agent)
@@ -287,7 +288,7 @@ class Mesh:
         """Say of a worker that is stopped, or was let in and does not come, that it is so."""
         if (member := self.views.row["member"]) is None:
             return
-        how = "stopped" if _stat(self.worker_pid)[:1] in (["T"], ["t"]) else ""
+        how = "stopped" if stat(self.worker_pid)[:1] in (["T"], ["t"]) else ""
         if not how and self.views.is_in and (self._status or member["status"]) == "warm":
             at = self._posts.get(self._links.agent, {"values": {}})["values"].get(AT, [0])[0]
             how = "late" if at < self.views.row["view"]["number"] else ""
@@ -321,22 +322,13 @@ class Mesh:
             self._worker.write(pack(value) + b"\n")
 
 
-def _stat(pid: int) -> list[str]:
-    """/proc/PID/stat from the state on; empty where there is no such process."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []
-
-
 def how_it_ends(pid: int, reaped: Path) -> str:
     """How a process ends that has just closed its files: the kernel shows it until it is reaped.
 
     By then the forkserver has written it to that file.
     """
-    code = int((_stat(pid) or ["0"])[-1])  # as `wait` gives it
+    status = int((stat(pid) or ["0"])[-1])  # as `wait` gives it
     with contextlib.suppress(OSError, ValueError):  # there is none
-        of, status = map(int, reaped.read_text().split())
-        code = status if of == pid else code
-    if number := code & 127:
-        return f"its process died of {signal.Signals(number).name}"
-    return f"its process ended with exit code {code >> 8}" if code else "its process ended"
+        of, last = map(int, reaped.read_text().split())
+        status = last if of == pid else status
+    return how_ended(os.waitstatus_to_exitcode(status))

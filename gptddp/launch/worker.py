@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gptddp.distributed import pulse
+from gptddp.distributed.process import how_ended, stat
 
 # A process that dies of one of these has crashed by itself. Not SIGKILL and SIGTERM, which come
 # from outside, nor SIGABRT, which may be NCCL's answer to the loss of a peer.
@@ -85,7 +86,6 @@ class Worker:
             whose, *lines = (self._folder / f"stack.{self._local_rank}").read_text().splitlines()
             if whose != f"process {pid}":  # of one before it
                 return _NOT_BEGUN
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
             return _NOT_BEGUN
         except (OSError, ValueError) as error:
@@ -93,19 +93,13 @@ class Worker:
         # '  File "/a/b.py", line 7 in f', the innermost first
         frames = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', "\n".join(lines))
         calls = [f"{function} ({file}:{line})" for file, line, function in frames[:4]]
-        return "is stopped (SIGSTOP)" if state == "T" else pulse.hangs_in(calls)
+        return "is stopped (SIGSTOP)" if stat(pid)[:1] == ["T"] else pulse.hangs_in(calls)
 
     def ended(self, code: int) -> str:
         """How it has ended, by its exit code. Raises what `crashed` raises."""
         if code == NO_CODE:
             return "it died with the server that it was forked from"
-        if code > 0:
-            return f"its process ended with exit code {code}"
-        try:
-            number = signal.Signals(-code)
-        except ValueError:  # one without a name
-            return f"its process died of signal {-code}"
-        how = f"its process died of {number.name}"
-        if number in CRASHES:
+        how = how_ended(code)
+        if -code in CRASHES:
             self._crashed(how, 0)
         return how
