@@ -304,8 +304,9 @@ def connect(device: str | None) -> Iterator[World]:
         alone = world_size == 1 and "MASTER_ADDR" not in os.environ
         store = td.HashStore() if alone else None  # type: ignore[attr-defined]
         initialise(where, FIRST_TIMEOUT_S, rank=rank, world_size=world_size, store=store)
-        world.pods, life = _introduced(world.gather([here, uuid.uuid4().hex]))  # all ranks
-        world.life = slurm_life() or life
+        met = world.gather([here, uuid.uuid4().hex])  # all ranks
+        world.pods = tuple(errors.visible(pod) for pod, _ in met)
+        world.life = slurm_life() or met[0][1]
     try:
         yield world
     finally:
@@ -313,11 +314,3 @@ def connect(device: str | None) -> Iterator[World]:
         # still needs it, to drop the tensor of the last collective, would never end, nor would we.
         _kept[:] = [td.group.WORLD, world.group]
         td.destroy_process_group()
-
-
-def _introduced(brought: Any) -> tuple[tuple[str, ...], str]:
-    """By what each rank has sent at the start: all pods, and the id that rank 0 has drawn."""
-    for rank, it in enumerate(brought):
-        if not (isinstance(it, list) and len(it) == 2 and all(isinstance(v, str) for v in it)):
-            raise errors.BadMessage(f"rank {rank}", f"{it!r:.80} for its pod and an id")
-    return tuple(errors.visible(pod) for pod, _ in brought), brought[0][1]
