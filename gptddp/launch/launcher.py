@@ -148,7 +148,8 @@ class Launcher:
     def _look(self) -> None:
         """At everything, every POLL_S as long as the worker lives."""
         self.raise_if_over()
-        self.worker.look()
+        if how := self.worker.look():
+            self.mesh.end_of_worker(how)
         if self.mesh.going:
             self.going_s, self.rank = min(self.going_s, time.monotonic()), self.mesh.rank
             self.next_report_s = time.monotonic() + FIRST_REPORT_S

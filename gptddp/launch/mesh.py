@@ -129,8 +129,6 @@ class Mesh:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         calls = (self._seal, self._greet, self._take, self._died)
         self._links = Links(*calls, self._host, self._seeds)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
         await asyncio.start_unix_server(self._serve, self._path, limit=LONG)
         host: str | None = self._host
         try:

@@ -54,8 +54,10 @@ class Worker:
         """Its process id as long as it lives, else 0."""
         return self._pid if self._pid and Path(f"/proc/{self._pid}").exists() else 0
 
-    def look(self) -> None:
+    def look(self) -> str:
         """To be called in the main thread again and again. Raises what `crashed` raises.
+
+        How it has hung, if it was killed now: it may live on in the kernel, by a disk that hangs.
 
         A worker without a pulse of its own has not come so far yet: it may take as long as one on
         the way to its first step.
@@ -68,7 +70,7 @@ class Worker:
             it = pulse.Pulse(self._pid, -1, connect.FIRST_TIMEOUT_S + pulse.MARGIN_S, 0)
         seconds = self._silence.listen(it.pid, it.beats)
         if not it.pid or seconds <= it.limit_s + LATER_S:
-            return
+            return ""
         self._silence = pulse.Silence()  # it is told once, and again if it lives on
         where = self._where(it.pid)
         self._say(f"no progress for {seconds:.0f} s: {self._name()} {where}: it is killed")
@@ -76,6 +78,7 @@ class Worker:
             os.kill(it.pid, signal.SIGKILL)
         if it.step and "SIGSTOP" not in where:  # a volume may hang at the start
             self._crashed(f"it {where}", it.step)
+        return f"it {where}"
 
     def _where(self, pid: int) -> str:
         """Where it is, by the stack that it writes on SIGUSR1: `hangs in f (a.py:7)`."""
