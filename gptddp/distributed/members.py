@@ -41,7 +41,7 @@ class Member(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A member of the view before that is not in this one."""
+    """A member of a view before that is not in this one."""
 
     id: str
     pod: str

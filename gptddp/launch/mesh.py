@@ -305,15 +305,8 @@ class Mesh:
         for name, value in news.items() if self._worker else ():
             if value != self._told.get(name):
                 if value or name == "going":
-                    self._push({name: self._shown(value) if name == "view" else value})
+                    self._push({name: value})
                 self._told[name] = value
-
-    def _shown(self, view: Json) -> Json:
-        """A view as the worker gets it: gone is who was in the last one that it was told."""
-        before = ids(self._told.get("view"))
-        members = [{"id": m["id"], "pod": m["pod"]} for m in view["members"]]
-        gone = [one for one in view["gone"] if one["id"] in before]
-        return {"number": view["number"], "by": view["by"], "members": members, "gone": gone}
 
     def _push(self, value: Json) -> None:
         if self._worker:

@@ -135,7 +135,7 @@ def test_a_joiner_that_is_let_in_and_does_not_come_is_out_again(job):
     os.kill(one.pods[1].worker, signal.SIGKILL)
     until(lambda: len(one.pods[0].views()) == 3, 6)  # two, one, two
     one.agree(one.pods[:1], 8)
-    assert "did not come" in one.pods[0].views()[-1]["view"]["gone"][0]["how"]
+    assert "did not come" in one.pods[0].views()[-1]["view"]["gone"][-1]["how"]
     (one.pods[1].folder / "log.late").unlink()
     one.agree(one.pods)
 
