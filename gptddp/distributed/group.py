@@ -84,7 +84,7 @@ class Group:
         with self._cutting:  # from now on, what is cut is this world
             self._others, self._ours = set(_sockets().values()), None
             self.view, self._cut_at = view, 0.0
-        self._wait_for(lambda: set(view.ids) <= set(self.members.posts(_HANDLE)))
+        self.wait_for(lambda: set(view.ids) <= set(self.members.posts(_HANDLE)))
         handles = self.members.posts(_HANDLE)
         handles[self.members.me] = torch_private.group_handle()
         name = f"{view.number} {view.ids[0]}"
@@ -190,7 +190,7 @@ class Group:
                 print(f"{what}: it ends, and another comes back", file=sys.stderr, flush=True)
                 os._exit(LifeLost.exit_code)
 
-    def _wait_for(self, there: Callable[[], bool]) -> None:
+    def wait_for(self, there: Callable[[], bool]) -> None:
         """Without a limit: a member may be in the middle of a long step. Raises Broken."""
         while not self.members.wait_for(lambda: self.is_broken or there(), _BEAT_S):
             pulse.beat()
@@ -206,27 +206,6 @@ class Group:
         torch_private.reconfigure(number, handles, timedelta(seconds=_CONNECT_S))
         self.members.post(_HANDLE, torch_private.group_handle())
 
-    # -- what gloo leaves for the other processes, by the posts of all -----------------------------
-
-    def leave(self, key: str, value: bytes) -> None:
-        """Leave a value under a key. With the first, this process has arrived."""
-        number = self.view.number if self.view else 0
-        of, values = self.members.posts(AT).get(self.members.me, [0, {}])
-        kept = values if of == number and number else {}
-        encoded = base64.b64encode(value).decode()
-        self.members.post(AT, [number, {**kept, key: encoded}])
-
-    def find(self, key: str) -> bytes:
-        """What one of the processes has left, once all have arrived. Raises Broken."""
-        number, ids = (self.view.number, self.view.ids) if self.view else (0, [self.members.me])
-
-        def arrived() -> list[dict[str, str]]:
-            posts = self.members.posts(AT)
-            return [posts[it][1] for it in ids if it in posts and posts[it][0] == number]
-
-        self._wait_for(lambda: len(arrived()) == len(ids) and any(key in it for it in arrived()))
-        return base64.b64decode(next(it[key] for it in arrived() if key in it))
-
 
 class _Posted(td.Store):  # type: ignore[name-defined,misc]
     """What gloo uses of torch's key-value store, by the members' posts."""
@@ -236,14 +215,31 @@ class _Posted(td.Store):  # type: ignore[name-defined,misc]
         self._group = group
 
     def set(self, key: str, value: bytes) -> None:
-        self._group.leave(key, value)
+        """Leave a value for the others. With the first, this process has arrived."""
+        members, view = self._group.members, self._group.view
+        number = view.number if view else 0
+        of, values = members.posts(AT).get(members.me, [0, {}])
+        kept = values if of == number and number else {}
+        members.post(AT, [number, {**kept, key: base64.b64encode(value).decode()}])
 
     def get(self, key: str) -> bytes:
-        return self._group.find(key)
+        """What one of the processes has left, once all have arrived. Raises Broken."""
+        members, view = self._group.members, self._group.view
+        number, ids = (view.number, view.ids) if view else (0, [members.me])
+
+        def arrived() -> list[dict[str, str]]:
+            posts = members.posts(AT)
+            return [posts[it][1] for it in ids if it in posts and posts[it][0] == number]
+
+        def there() -> bool:
+            return len(arrived()) == len(ids) and any(key in it for it in arrived())
+
+        self._group.wait_for(there)
+        return base64.b64decode(next(it[key] for it in arrived() if key in it))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         for key in keys:
-            self._group.find(key)
+            self.get(key)
 
     def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
         """Of rank 0 alone, to find that a number is used twice: ours never is."""

@@ -27,8 +27,6 @@ TOLD, AT_END = IN_ORDER = "told to stop", "the run has come to its end"
 # one: then the others come through it too, and gloo does not like to be cut off in its end.
 ARRIVED_S = 1.0
 AT = "at"  # key of a post: [number of the view at which its member has arrived, ...]
-_MOST_BYTES = 64 << 20  # of one line: all posts of all members, at most
-
 
 T = TypeVar("T")
 
@@ -220,7 +218,7 @@ class Members:
         what = "is gone"
         try:
             with self._socket, self._socket.makefile("rb") as lines:
-                while line := lines.readline(_MOST_BYTES):
+                for line in lines:
                     with self._changed:
                         self._take(json.loads(line))
                         self._changed.notify_all()
