@@ -115,12 +115,10 @@ class Links:
         for writer in writers:
             writer.transport.abort()
 
-    async def end(self) -> None:
+    def end(self) -> None:
         """Close all connections, behind what was sent."""
-        for writer, _ in [*self._outward.values()]:
+        for writer, _ in self._outward.values():
             writer.close()
-            with contextlib.suppress(OSError, TimeoutError):
-                await asyncio.wait_for(writer.wait_closed(), 1)
 
     async def _keep_connected(self, address: str) -> None:
         pause_s, begin, last = FIRST_PAUSE_S, 0.0, time.monotonic()

@@ -148,7 +148,7 @@ class Mesh:
             self._links.dial(address)
         self._ready.set()
         await self._tick()
-        await self._links.end()
+        self._links.end()
         # of each connection that is cancelled now Python 3.11 would print a stack
         self._loop.set_exception_handler(lambda loop, context: None)
 
