@@ -29,16 +29,15 @@ from gptddp.distributed.environment import (
     slurm_cpus,
     slurm_life,
 )
-from gptddp.distributed.group import Group
+from gptddp.distributed.group import Group, initialise
 from gptddp.distributed.hardware import cpu_quota, device_of
 from gptddp.distributed.members import Members, View
 from gptddp.distributed.storage import Said
-from gptddp.distributed.waiting import Tell, ended, teller, time_limit, wait_for_end
+from gptddp.distributed.waiting import Tell, ended, teller, wait_for_end
 
 # The first step connects the peers and, on an accelerator, compiles kernels.
 FIRST_TIMEOUT_S = 300.0
 TIMEOUT_S = 60.0
-STORE_S = 10.0  # added where the store itself may not answer, as its host is stopped
 PART_S = 10.0  # for all ranks to come out of the last collective
 _SMALL_BYTES = 1 << 20
 
@@ -198,7 +197,7 @@ class World:
         self.all_reduce(torch.zeros(1))
         end = time.monotonic() + PART_S
         # at its end rank 0 has seen all, and has left
-        with time_limit(2 * PART_S), contextlib.suppress(td.DistError):
+        with contextlib.suppress(td.DistError):
             self.post("parted", self._formed)
             while not self._all_parted() and time.monotonic() < end:
                 time.sleep(0.005)
@@ -245,8 +244,7 @@ class World:
                 return "", ""
 
             said = Said(f"[rank {self.rank}] waiting for {self.names[0]}", ranks().local_rank == 0)
-            with time_limit(FIRST_TIMEOUT_S + STORE_S) as answered:
-                wait_for_end(look, self.names[0], FIRST_TIMEOUT_S, said, answered)
+            wait_for_end(look, self.names[0], FIRST_TIMEOUT_S, said)
         return self._opened(self.broadcast_value(box, source=0))
 
     def _opened(self, box: Any) -> Any:
@@ -298,14 +296,17 @@ def connect(device: str | None) -> Iterator[World]:
         life="",
         pods=(here,) * world_size,
     )
-    with time_limit(FIRST_TIMEOUT_S + STORE_S):
-        if path:
-            world.group = Group(Members(path, here), where, FIRST_TIMEOUT_S)
-            world.alone()
-        else:
-            _join(rank, world_size, where)
-            world.pods, life = _introduced(world.gather([here, uuid.uuid4().hex]))  # all ranks
-            world.life = slurm_life() or life
+    if path:
+        world.group = Group(Members(path, here), where, FIRST_TIMEOUT_S)
+        world.alone()
+    else:
+        # a process without the variables of a rank is alone
+        alone = world_size == 1 and "MASTER_ADDR" not in os.environ
+        store = td.HashStore() if alone else None  # type: ignore[attr-defined]
+        initialise(where, FIRST_TIMEOUT_S, rank=rank, world_size=world_size, store=store)
+        met = world.gather([here, uuid.uuid4().hex])  # all ranks
+        world.pods = tuple(errors.visible(pod) for pod, _ in met)
+        world.life = slurm_life() or met[0][1]
     try:
         yield world
     finally:
@@ -313,24 +314,3 @@ def connect(device: str | None) -> Iterator[World]:
         # still needs it, to drop the tensor of the last collective, would never end, nor would we.
         _kept[:] = [td.group.WORLD, world.group]
         td.destroy_process_group()
-
-
-def _join(rank: int, world_size: int, device: torch.device) -> None:
-    """All ranks: make the process group; a process without the variables of a rank is alone."""
-    alone = world_size == 1 and "MASTER_ADDR" not in os.environ
-    td.init_process_group(
-        backend="nccl" if device.type == "cuda" else "gloo",
-        rank=rank,
-        world_size=world_size,
-        store=td.HashStore() if alone else None,  # type: ignore[attr-defined]
-        device_id=device if device.type == "cuda" else None,
-        timeout=timedelta(seconds=FIRST_TIMEOUT_S),
-    )
-
-
-def _introduced(brought: Any) -> tuple[tuple[str, ...], str]:
-    """By what each rank has sent at the start: all pods, and the id that rank 0 has drawn."""
-    for rank, it in enumerate(brought):
-        if not (isinstance(it, list) and len(it) == 2 and all(isinstance(v, str) for v in it)):
-            raise errors.BadMessage(f"rank {rank}", f"{it!r:.80} for its pod and an id")
-    return tuple(errors.visible(pod) for pod, _ in brought), brought[0][1]

@@ -12,12 +12,12 @@ import contextlib
 import hashlib
 import os
 import socket
-import stat
 import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from stat import S_ISSOCK
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ import torch.distributed as td
 from gptddp.distributed import pulse, torch_private
 from gptddp.distributed.environment import ranks
 from gptddp.distributed.members import AT, Members, View
+from gptddp.distributed.process import stat
 from gptddp.errors import Broken, LifeLost
 
 _CONNECT_S = 0.6  # to connect; gloo waits five times as long for others to connect to it
@@ -54,15 +55,8 @@ class Group:
         members.on_news = self._heard
 
     def _open(self) -> None:
-        td.init_process_group(
-            backend="nccl" if self._device.type == "cuda" else "gloo",
-            rank=0,
-            world_size=1,
-            store=self._store,
-            device_id=self._device if self._device.type == "cuda" else None,
-            timeout=timedelta(seconds=self._timeout_s),
-            enable_reconfigure=True,
-        )
+        more: dict[str, Any] = {"store": self._store, "enable_reconfigure": True}
+        initialise(self._device, self._timeout_s, rank=0, world_size=1, **more)
         self.alone()
 
     def set_timeout(self, seconds: float) -> None:
@@ -90,7 +84,7 @@ class Group:
         with self._cutting:  # from now on, what is cut is this world
             self._others, self._ours = set(_sockets().values()), None
             self.view, self._cut_at = view, 0.0
-        self._wait_for(lambda: set(view.ids) <= set(self.members.posts(_HANDLE)))
+        self.wait_for(lambda: set(view.ids) <= set(self.members.posts(_HANDLE)))
         handles = self.members.posts(_HANDLE)
         handles[self.members.me] = torch_private.group_handle()
         name = f"{view.number} {view.ids[0]}"
@@ -196,7 +190,7 @@ class Group:
                 print(f"{what}: it ends, and another comes back", file=sys.stderr, flush=True)
                 os._exit(LifeLost.exit_code)
 
-    def _wait_for(self, there: Callable[[], bool]) -> None:
+    def wait_for(self, there: Callable[[], bool]) -> None:
         """Without a limit: a member may be in the middle of a long step. Raises Broken."""
         while not self.members.wait_for(lambda: self.is_broken or there(), _BEAT_S):
             pulse.beat()
@@ -212,27 +206,6 @@ class Group:
         torch_private.reconfigure(number, handles, timedelta(seconds=_CONNECT_S))
         self.members.post(_HANDLE, torch_private.group_handle())
 
-    # -- what gloo leaves for the other processes, by the posts of all -----------------------------
-
-    def leave(self, key: str, value: bytes) -> None:
-        """Leave a value under a key. With the first, this process has arrived."""
-        number = self.view.number if self.view else 0
-        of, values = self.members.posts(AT).get(self.members.me, [0, {}])
-        kept = values if of == number and number else {}
-        encoded = base64.b64encode(value).decode()
-        self.members.post(AT, [number, {**kept, key: encoded}])
-
-    def find(self, key: str) -> bytes:
-        """What one of the processes has left, once all have arrived. Raises Broken."""
-        number, ids = (self.view.number, self.view.ids) if self.view else (0, [self.members.me])
-
-        def arrived() -> list[dict[str, str]]:
-            posts = self.members.posts(AT)
-            return [posts[it][1] for it in ids if it in posts and posts[it][0] == number]
-
-        self._wait_for(lambda: len(arrived()) == len(ids) and any(key in it for it in arrived()))
-        return base64.b64decode(next(it[key] for it in arrived() if key in it))
-
 
 class _Posted(td.Store):  # type: ignore[name-defined,misc]
     """What gloo uses of torch's key-value store, by the members' posts."""
@@ -242,14 +215,31 @@ class _Posted(td.Store):  # type: ignore[name-defined,misc]
         self._group = group
 
     def set(self, key: str, value: bytes) -> None:
-        self._group.leave(key, value)
+        """Leave a value for the others. With the first, this process has arrived."""
+        members, view = self._group.members, self._group.view
+        number = view.number if view else 0
+        of, values = members.posts(AT).get(members.me, [0, {}])
+        kept = values if of == number and number else {}
+        members.post(AT, [number, {**kept, key: base64.b64encode(value).decode()}])
 
     def get(self, key: str) -> bytes:
-        return self._group.find(key)
+        """What one of the processes has left, once all have arrived. Raises Broken."""
+        members, view = self._group.members, self._group.view
+        number, ids = (view.number, view.ids) if view else (0, [members.me])
+
+        def arrived() -> list[dict[str, str]]:
+            posts = members.posts(AT)
+            return [posts[it][1] for it in ids if it in posts and posts[it][0] == number]
+
+        def there() -> bool:
+            return len(arrived()) == len(ids) and any(key in it for it in arrived())
+
+        self._group.wait_for(there)
+        return base64.b64decode(next(it[key] for it in arrived() if key in it))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         for key in keys:
-            self._group.find(key)
+            self.get(key)
 
     def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
         """Of rank 0 alone, to find that a number is used twice: ours never is."""
@@ -262,13 +252,20 @@ def _sockets() -> dict[int, int]:
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             about = os.fstat(int(name))
-            if stat.S_ISSOCK(about.st_mode):
+            if S_ISSOCK(about.st_mode):
                 found[int(name)] = about.st_ino
     return found
 
 
 def _asleep(task: int | str) -> str:
     """The CPU time that this thread has used, where it sleeps now; else ""."""
-    with open(f"/proc/self/task/{task}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return " ".join(fields[11:13]) if fields[0] == "S" else ""
+    fields = stat(f"self/task/{task}")
+    return " ".join(fields[11:13]) if fields[:1] == ["S"] else ""
+
+
+def initialise(device: torch.device, timeout_s: float, **more: Any) -> None:
+    """Make the default process group, by torch's back-end for the device."""
+    cuda = device.type == "cuda"
+    backend, of = ("nccl", device) if cuda else ("gloo", None)
+    timeout = timedelta(seconds=timeout_s)
+    td.init_process_group(backend=backend, device_id=of, timeout=timeout, **more)

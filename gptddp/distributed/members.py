@@ -27,8 +27,6 @@ TOLD, AT_END = IN_ORDER = "told to stop", "the run has come to its end"
 # one: then the others come through it too, and gloo does not like to be cut off in its end.
 ARRIVED_S = 1.0
 AT = "at"  # key of a post: [number of the view at which its member has arrived, ...]
-_MOST_BYTES = 64 << 20  # of one line: all posts of all members, at most
-
 
 T = TypeVar("T")
 
@@ -41,7 +39,7 @@ class Member(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A member of the view before that is not in this one."""
+    """A member of a view before that is not in this one."""
 
     id: str
     pod: str
@@ -130,12 +128,12 @@ class Members:
             self._changed.notify_all()
         self._send({"post": [key, value]})
 
-    def answer(self, asked: LeaseAsked, held: bool) -> None:
-        """Does this process hold the run's lease now?"""
+    def answer(self, asked: LeaseAsked) -> None:
+        """This process holds the run's lease now."""
         with self._changed:
             if self._asked == asked:
                 self._asked = None
-        self._send({"lease": asked.number, "held": held})
+        self._send({"lease": asked.number})
 
     def broken(self, view: View) -> None:
         """The group of this view has failed, and nobody is known to be lost: another is due."""
@@ -220,12 +218,12 @@ class Members:
         what = "is gone"
         try:
             with self._socket, self._socket.makefile("rb") as lines:
-                while line := lines.readline(_MOST_BYTES):
+                for line in lines:
                     with self._changed:
                         self._take(json.loads(line))
                         self._changed.notify_all()
                     self.on_news()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except Exception as error:  # whatever it is: without this thread the process would hang
             what = f"cannot be understood: {error!r}"
         print(f"the launcher of this process {visible(what)}", file=sys.stderr, flush=True)
         os._exit(LifeLost.exit_code)

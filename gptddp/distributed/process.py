@@ -39,10 +39,8 @@ def run(main: Callable[[], int | None]) -> None:
     script to return, this returns for 0 and None.
     """
     die_with_launcher()
-    if LOCAL in os.environ:  # torchrun knows of one worker alone
-        os.environ["LOCAL_RANK"], _, os.environ["LOCAL_WORLD_SIZE"] = os.environ[LOCAL].partition(
-            "/"
-        )
+    if local := os.environ.get(LOCAL):  # torchrun knows of one worker alone
+        os.environ["LOCAL_RANK"], _, os.environ["LOCAL_WORLD_SIZE"] = local.partition("/")
     write_stack_on_signal()
     try:
         code: Any = main()
@@ -67,6 +65,21 @@ def exit_now(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
+
+
+def stat(task: int | str) -> list[str]:
+    """/proc/TASK/stat from the state on; empty where there is no such process or thread."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def how_ended(code: int) -> str:
+    """How a process has ended, by its exit code: -n where it died of signal n."""
+    if code >= 0:
+        return f"its process ended with exit code {code}" if code else "its process ended"
+    named = -code in {*signal.Signals}
+    return f"its process died of {signal.Signals(-code).name if named else f'signal {-code}'}"
 
 
 def die_with_launcher() -> None:

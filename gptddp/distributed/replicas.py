@@ -17,10 +17,7 @@ _WORDS = 1 << 16  # multiplied at a time: they stay in the cache
 def check_replicas(tensors: Mapping[str, Tensor], step: int, world: World) -> int:
     """All ranks: the fingerprint of the state; raise Diverged on every rank unless all have it."""
     mine = state_fp(tensors)
-    table = torch.zeros(world.world_size, 2, dtype=torch.int64)  # in halves: a sum stays in int64
-    table[world.rank] = torch.tensor([mine >> 32, mine & 0xFFFFFFFF])
-    halves = world.all_reduce(table).tolist()
-    digests = {rank: (high << 32) + low for rank, (high, low) in enumerate(halves)}
+    digests = dict(enumerate(world.gather(mine)))
     if len(set(digests.values())) > 1:
         raise Diverged(digests, step, world.names)
     return mine

@@ -1,13 +1,11 @@
-"""What this package uses of torch beyond its API, and a check that it is there, and as it was read.
+"""What this package uses of torch beyond its API, and a check that it is there.
 
 No other module touches a private name of torch or of multiprocessing. torch is imported inside the
 functions, because the launcher imports this module before it needs torch.
 """
 
-import importlib
-import inspect
+import pkgutil
 import platform
-import re
 from datetime import timedelta
 from multiprocessing import forkserver
 from typing import Any
@@ -21,68 +19,36 @@ PYTHONS = "3.11 to 3.14"  # those of Python in which its own were read
 # torch 2.15 raises some of its errors as a plain RuntimeError, and all have its name in their text.
 LOST_PEER = ("gloo", "NCCL", "Connection closed by peer", "Application timeout caused pair closure")
 
-# What each name must be like. `(a, b)`: called with these, in this order or by name, it misses
-# none. `{a, b}`: it has these members.
-NAMES = {
-    "torch.distributed.distributed_c10d": {
-        "_get_default_store": "()",
-        "_get_reconfigure_handle": "()",
-        "_reconfigure": "(uuid, handles)",
-    },
-    "torch": {"_softmax_backward_data": ""},
-    "torch.cpu": {"_is_amx_tile_supported": "()"},
-    "multiprocessing.forkserver": {
-        "_forkserver": "{_forkserver_address, _forkserver_alive_fd, _forkserver_pid}",
-        "main": "(listener_fd, alive_r, preload)",
-        "ensure_running": "()",
-    },
-}
-
-
-# -- the check -------------------------------------------------------------------------------------
+NAMES = (
+    "torch.distributed.distributed_c10d._get_default_store",
+    "torch.distributed.distributed_c10d._get_reconfigure_handle",
+    "torch.distributed.distributed_c10d._reconfigure",
+    "torch._softmax_backward_data",
+    "torch.cpu._is_amx_tile_supported",
+    "multiprocessing.forkserver._forkserver._forkserver_address",
+    "multiprocessing.forkserver._forkserver._forkserver_alive_fd",
+    "multiprocessing.forkserver._forkserver._forkserver_pid",
+)
 
 
 def check_torch() -> None:
-    """Raise ConfigError, with the version to install, where a name is missing or has changed.
+    """Raise ConfigError, with the version to install, where a name is missing.
 
     torch may rename them in any release. A launcher that found out in the middle of a recovery
     would take it for a fault of the job, and a trainer for a fault of the life: both try again.
     """
     import torch
 
-    for module, names in NAMES.items():
-        for name, shape in names.items():
-            if not (problem := _problem(module, name, shape)):
-                continue
-            if module.startswith("torch"):
-                found = f"torch {torch.__version__}"
-                fix = f"install torch {VERIFIED}, the version in which it was read"
-            else:
+    for name in NAMES:
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            found = f"torch {torch.__version__}"
+            fix = f"install torch {VERIFIED}, the version in which it was read"
+            if not name.startswith("torch"):
                 found = f"Python {platform.python_version()}"
                 fix = f"use one of Python {PYTHONS}, the versions in which it was read"
-            raise ConfigError(f"{found} {problem}, which gptddp needs: {fix}")
-
-
-def _problem(module: str, name: str, shape: str) -> str:
-    """What is wrong with a function or an object of a module; empty if nothing is."""
-    try:
-        value = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
-        return f"has no {module}.{name}"
-    wanted = re.findall(r"\w+", shape)
-    if shape.startswith("(") and not _takes(value, wanted):
-        return f"has a {module}.{name} that is not called with {shape}"
-    if shape.startswith("{") and not all(hasattr(value, it) for it in wanted):
-        return f"has a {module}.{name} without all of {shape}"
-    return ""
-
-
-def _takes(value: Any, wanted: list[str]) -> bool:
-    """Can it be called with these parameters, in this order, and no others?"""
-    known = inspect.signature(value).parameters.values()
-    names = [it.name for it in known if it.kind == it.POSITIONAL_OR_KEYWORD]
-    needed = {it.name for it in known if it.default is it.empty and it.kind not in (2, 4)}
-    return names[: len(wanted)] == wanted and needed <= set(wanted)
+            raise ConfigError(f"{found} has no {name}, which gptddp needs: {fix}") from None
 
 
 # -- the process group, the processor and its kernels ---------------------------------------------

@@ -6,9 +6,6 @@ changes. A rank 0 that dies is noticed at once.
 """
 
 import contextlib
-import os
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -16,7 +13,6 @@ from typing import Protocol
 import torch.distributed as td
 
 from gptddp.distributed import pulse
-from gptddp.distributed.environment import ranks
 from gptddp.distributed.storage import Said
 from gptddp.errors import LostPeer
 
@@ -66,22 +62,17 @@ def ended(post: Post) -> Iterator[None]:
 
 
 def wait_for_end(
-    look: Callable[[], tuple[str, str]],
-    name: str,
-    limit_s: float,
-    said: Said,
-    answered: Callable[[], None] = lambda: None,
+    look: Callable[[], tuple[str, str]], name: str, limit_s: float, said: Said
 ) -> None:
     """All ranks but 0: wait until the work of rank 0, called `name`, is over.
 
     `look`: what it does and how it has ended, as it has posted. Raises LostPeer where rank 0 has
-    failed or is gone, and where it has got no further for `limit_s`. A static world whose rank 0
-    is stopped never answers: the caller limits that time, and is told of each answer.
+    failed or is gone, and where it has got no further for `limit_s`. In a static world `look` does
+    not return where rank 0 is stopped: then the pulse ends this process.
     """
     doing, moved = "starting", time.monotonic()
     try:
         while not (seen := look())[1]:
-            answered()
             pulse.beat()
             now = time.monotonic()
             if seen[0] and (line := _line(seen[0])) != doing:
@@ -100,30 +91,3 @@ def _line(text: str) -> str:
     """One line that a terminal may be shown: a peer has sent it."""
     first = text.splitlines()[0] if text else ""
     return "".join(filter(str.isprintable, first))[:_SHOWN]
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[Callable[[], None]]:
-    """End the process if this takes longer: torch waits for a stopped rank 0's store for ever.
-
-    Yields a function to call whenever the peer has answered: then the time begins anew.
-    """
-    began, over = time.monotonic(), threading.Event()
-
-    def renew() -> None:
-        nonlocal began
-        began = time.monotonic()
-
-    def watch() -> None:
-        while (rest_s := began + seconds - time.monotonic()) > 0:
-            if over.wait(rest_s):
-                return
-        print(f"[rank {ranks().rank}] a peer has not answered for {seconds:g} s", file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(1)
-
-    threading.Thread(target=watch, name="time limit", daemon=True).start()
-    try:
-        yield renew
-    finally:
-        over.set()

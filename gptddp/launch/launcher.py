@@ -36,19 +36,9 @@ from gptddp.errors import GptddpError
 from gptddp.files import patiently, read_json
 from gptddp.flags import from_args
 from gptddp.grace import LAUNCHER_S, limit_s
-from gptddp.launch import siblings
+from gptddp.launch import pod_facts, siblings
 from gptddp.launch.forkserver import start_server
 from gptddp.launch.mesh import Mesh
-from gptddp.launch.pod_facts import (
-    ALONE,
-    KEY,
-    PodFacts,
-    as_elastic,
-    forget_key,
-    pod_from,
-    seeds,
-    torchrun_args,
-)
 from gptddp.launch.worker import KILLS, Worker
 from gptddp.run import crash_loop
 from gptddp.run.history import highest_generation, last_step
@@ -99,8 +89,7 @@ class Launcher:
         self.next_marker_s = 0.0  # monotonic: when the run directory, which may be slow, is read
         self.next_report_s = 0.0  # monotonic: when the log says what is waited for
         self.rank: int | None = None  # of the worker, in the last view that it was in
-        # monotonic: since when the present worker is in a view, and since when it trains in one
-        self.in_view_s = self.going_s = math.inf
+        self.in_view_s = self.going_s = math.inf  # monotonic: the worker is in a view; trains in it
         self.limit_s = self.last_worker_s = 0.0  # after the signal
         self.signals = Watchdog(self._must_exit, self._pass_on, hurried=[signal.SIGINT])
 
@@ -149,7 +138,8 @@ class Launcher:
     def _look(self) -> None:
         """At everything, every POLL_S as long as the worker lives."""
         self.raise_if_over()
-        self.worker.look()
+        if how := self.worker.look():
+            self.mesh.end_of_worker(how)
         if self.mesh.rank is not None:
             self.in_view_s = min(self.in_view_s, time.monotonic())
         if self.mesh.going:
@@ -190,9 +180,9 @@ class Launcher:
         os.environ[CUDA_CHECK] = "1"
         with contextlib.suppress(OSError, KeyError):  # of a launcher before this one
             Path(os.environ["GPTDDP_ALIVE"]).unlink()
-        facts = pod_from(os.environ)
-        forget_key()
-        as_elastic(facts, os.environ)
+        facts = pod_facts.pod_from(os.environ)
+        pod_facts.forget_key()
+        pod_facts.as_elastic(facts, os.environ)
         os.environ["GPTDDP_GRACE_S"] = str(facts.grace_s)  # for the workers
         self.limit_s = limit_s(facts.grace_s, LAUNCHER_S)
         # without a preset the hardware decides, of which the trainer knows: the most that may be
@@ -202,7 +192,7 @@ class Launcher:
             _say(f"the run {self.config.run_dir} is finished: {why}")
             return 0
         if not facts.key:
-            _say(f"warning: {KEY} is not set: {_NO_KEY}")
+            _say(f"warning: {pod_facts.KEY} is not set: {_NO_KEY}")
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
         os.environ.pop("PET_STANDALONE", None)  # the operator's value is not one torchrun can read
@@ -210,7 +200,7 @@ class Launcher:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if facts.workers == 1:
             return self._supervise(facts, args, script)
-        if facts.endpoint == ALONE:
+        if facts.endpoint == pod_facts.ALONE:
             facts = replace(facts, endpoint=f"127.0.0.1:{siblings.free_ports(facts.workers)}")
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         self.signals.close()
@@ -223,7 +213,7 @@ class Launcher:
 
         return siblings.run(facts.workers, begin)
 
-    def _supervise(self, facts: PodFacts, args: Sequence[str], script: str) -> int:
+    def _supervise(self, facts: pod_facts.PodFacts, args: Sequence[str], script: str) -> int:
         """Run one worker again and again; the exit code of its launcher."""
         self.most = facts.largest_world
         os.environ[LOCAL] = f"{self.local_rank}/{facts.workers}"
@@ -236,7 +226,7 @@ class Launcher:
                 facts.rdzv_id,
                 facts.address,
                 facts.port and facts.port + self.local_rank,
-                seeds(facts),
+                pod_facts.seeds(facts),
                 facts.nodes[0] * facts.workers,
                 self.most,
                 folder,
@@ -250,7 +240,7 @@ class Launcher:
             self.worker = Worker(folder, self.local_rank, self._name, _say, self._crashed)
             start_server(folder)
             try:
-                return self._rounds(torchrun_args(facts, script, args))
+                return self._rounds(pod_facts.torchrun_args(facts, script, args))
             except Exception:
                 self.raise_verdict()  # whatever has happened to torchrun
                 raise

@@ -9,8 +9,9 @@ A frame is 4 bytes of length, an HMAC-SHA256 and JSON. The key of the HMAC is ma
 the rendezvous id, the direction and the nonces; what it is over begins with the frame's count. So
 a frame of another job, connection or place does not verify. Nothing is ever unpickled.
 
-Each side dials the other, again and again, and closes no connection while it lives. So the end of a
-connection is proof that who dialed it is dead, where its kernel says so; a time limit is none.
+Each side dials the other, again and again, and closes no connection while it lives. Nothing more is
+sent to who dials, so the kernel of one that dies always ends its connection in order (FIN): that is
+proof of its death. A reset, which a stranger can forge, or a time limit is none.
 """
 
 import asyncio
@@ -31,9 +32,6 @@ HANDSHAKE_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0  # between two attempts to connect
 UNHEARD_S = 3.0  # until a connection whose other end acknowledges nothing is made anew
 FORGOTTEN_S = 600.0  # of failures, until an address that is no seed is given up
-QUIET_S = 1.0  # a reset after more than that may be about a connection long given up
-WOKEN_S = 5.0  # after this process was stopped: it reads what came meanwhile, and then a reset
-TICKS_S = 0.3  # in which the owner notices that
 STRANGERS = 64  # connections of which the other side is not known yet, the newest
 SHORT, LONG = 4096, 1 << 20  # bytes of a frame's JSON, before and after the other side is known
 NONCE, AGENT = 16, 8  # bytes
@@ -91,15 +89,12 @@ class Links:
         self.agent = secrets.token_hex(AGENT)
         self._seal, self._greet, self._take, self._died = seal, greet, take, died
         self._seeds = seeds
-        self._source = (
-            (host, 0) if host.startswith("127.") else None
-        )  # the pod's, not the machine's
+        self._source = (host, 0) if host.startswith("127.") else None  # of this pod
         self._dials: dict[str, asyncio.Task[None]] = {}  # by address
         self._reached: dict[str, str] = {}  # by address: where it was when it was last reached
         self._outward: dict[str, tuple[asyncio.StreamWriter, Seal]] = {}  # by agent
-        self._inward: dict[str, tuple[asyncio.StreamWriter, float]] = {}  # and when it was heard
+        self._inward: dict[str, asyncio.StreamWriter] = {}
         self._strangers: dict[asyncio.StreamWriter, None] = {}
-        self.woke = -WOKEN_S  # monotonic: when this process last ran again that had been stopped
         self._somebody = asyncio.Event()  # is new: it may be at an address that failed
 
     def send(self, payload: bytes) -> None:
@@ -114,18 +109,16 @@ class Links:
 
     def begin_anew(self) -> None:
         """Be another agent, to which the others connect anew."""
-        writers = [writer for writer, _ in [*self._outward.values(), *self._inward.values()]]
+        writers = [*(writer for writer, _ in self._outward.values()), *self._inward.values()]
         self.agent = secrets.token_hex(AGENT)
         self._inward.clear()  # their ends are no proof
         for writer in writers:
             writer.transport.abort()
 
-    async def end(self) -> None:
+    def end(self) -> None:
         """Close all connections, behind what was sent."""
-        for writer, _ in [*self._outward.values()]:
+        for writer, _ in self._outward.values():
             writer.close()
-            with contextlib.suppress(OSError, TimeoutError):
-                await asyncio.wait_for(writer.wait_closed(), 1)
 
     async def _keep_connected(self, address: str) -> None:
         pause_s, begin, last = FIRST_PAUSE_S, 0.0, time.monotonic()
@@ -195,25 +188,20 @@ class Links:
             agent = said["row"]["agent"]
             self._strangers.pop(writer, None)
             if agent in self._inward:
-                self._inward[agent][0].transport.abort()
+                self._inward[agent].transport.abort()
             else:
                 self._somebody.set()
                 self._somebody.clear()
-            self._inward[agent] = (writer, 0.0)
-            while self._inward[agent][0] is writer:
-                self._inward[agent] = (writer, time.monotonic())
+            self._inward[agent] = writer
+            # the end of a machine that says no word of it is found one day, and the socket closed
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            while self._inward[agent] is writer:
                 self._take(agent, said)
                 said = await seal.read(reader, LONG)
         except TROUBLE as error:
-            newest, heard_s = self._inward.get(agent, (None, 0.0))
-            if newest is writer:
+            if self._inward.get(agent) is writer:
                 del self._inward[agent]
-                is_reset = time.monotonic() < heard_s + QUIET_S
-                is_reset &= isinstance(error, ConnectionResetError)
-                if is_reset:  # has this process just woken up? The next tick says so
-                    await asyncio.sleep(TICKS_S)
-                    is_reset = time.monotonic() > self.woke + WOKEN_S
-                if isinstance(error, EOFError) or is_reset:
+                if isinstance(error, EOFError):
                     self._died(agent)
         finally:
             self._strangers.pop(writer, None)

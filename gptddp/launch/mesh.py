@@ -11,26 +11,26 @@ import contextlib
 import errno
 import math
 import os
-import signal
 import socket
 import struct
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from gptddp.distributed.members import AT, IN_ORDER
+from gptddp.distributed.process import how_ended, stat
 from gptddp.files import parse_json
-from gptddp.launch.links import LONG, QUIET_S, TROUBLE, Links, Seal, join, pack
+from gptddp.launch.links import LONG, TROUBLE, Links, Seal, join, pack
 from gptddp.launch.views import Json, Views, ids
 
 ENDED = "ended"  # a file: pid and status, as `wait` has it, of the last worker that was reaped
 TICK_S, BEAT_S = 0.1, 0.5
 # that a worker is so, until its launcher says it
 LIMITS_S = {"stopped": 3.0, "late": 4.0}
-ASK_AGAIN_S = 1.0  # after a worker has said that it does not hold the lease
 
 
 class Mesh:
@@ -51,7 +51,7 @@ class Mesh:
         `seeds`: HOST:PORT of others, see `pod_facts.seeds`. `least`, `most`: members of a first
         view. `folder`: for the Unix socket; the user's alone.
         """
-        self._key, self._run_id = key, run_id
+        self._seal = partial(Seal, key, run_id)
         self._host, self._port, self._seeds = address, port, seeds
         self._sizes = (least, most)
         self._path = os.path.join(folder, "members")
@@ -63,19 +63,20 @@ class Mesh:
         self._unfit_s, self._status = 0.0, ""  # for how long it is stopped or late; its own status
         self.left_at = -math.inf  # monotonic: when a worker that still lives has left the world
         self._told: Json = {}  # what it was told last
-        self._ready, self._trouble = threading.Event(), OSError("the mesh has not begun")
+        self._ready = threading.Event()
+        self._trouble: Exception | None = None  # for which it could not begin
 
     # -- what the launcher calls, from its own thread ----------------------------------------------
 
     def start(self) -> str:
-        """Begin; the path of the Unix socket. Raises OSError where the port cannot be had.
+        """Begin; the path of the Unix socket. Raises OSError where the address cannot be had.
 
         What this process forks later would hold its connections open, and so hide its death.
         """
         self._thread = threading.Thread(target=self._run, name="mesh", daemon=True)
         self._thread.start()
         self._ready.wait()
-        if not self._thread.is_alive():
+        if self._trouble:
             raise self._trouble
         return self._path
 
@@ -117,7 +118,9 @@ class Mesh:
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
-        except OSError as error:
+        except Exception as error:
+            if self._ready.is_set():
+                raise
             self._trouble = error
         finally:
             self._ready.set()
@@ -126,8 +129,6 @@ class Mesh:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         calls = (self._seal, self._greet, self._take, self._died)
         self._links = Links(*calls, self._host, self._seeds)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
         await asyncio.start_unix_server(self._serve, self._path, limit=LONG)
         host: str | None = self._host
         try:
@@ -147,7 +148,7 @@ class Mesh:
             self._links.dial(address)
         self._ready.set()
         await self._tick()
-        await self._links.end()
+        self._links.end()
         # of each connection that is cancelled now Python 3.11 would print a stack
         self._loop.set_exception_handler(lambda loop, context: None)
 
@@ -157,8 +158,6 @@ class Mesh:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), TICK_S)
             now = time.monotonic()
-            if now - last > QUIET_S:
-                self._links.woke = now
             passed_s, last = min(now - last, 2 * TICK_S), now  # in which this process was running
             self.views.tick(passed_s)
             self._update()
@@ -198,9 +197,6 @@ class Mesh:
         self._over.set()
 
     # -- the other launchers -----------------------------------------------------------------------
-
-    def _seal(self, direction: str, nonces: bytes) -> Seal:
-        return Seal(self._key, self._run_id, direction, nonces)
 
     def _greet(self) -> list[bytes]:
         own = self._posts.get(self._links.agent)
@@ -273,9 +269,7 @@ class Mesh:
         elif "broken" in said:
             views.row["broken"] = said["broken"]
         elif "lease" in said:
-            views.answer(said["lease"], said["held"])
-            if not said["held"]:
-                self._loop.call_later(ASK_AGAIN_S, self._told.pop, "lease", None)
+            views.answer(said["lease"])
         elif "leave" in said:
             views.attach(None, said["leave"])
             self.left_at = time.monotonic()
@@ -292,7 +286,7 @@ class Mesh:
         """Say of a worker that is stopped, or was let in and does not come, that it is so."""
         if (member := self.views.row["member"]) is None:
             return
-        how = "stopped" if _stat(self.worker_pid)[:1] in (["T"], ["t"]) else ""
+        how = "stopped" if stat(self.worker_pid)[:1] in (["T"], ["t"]) else ""
         if not how and self.views.is_in and (self._status or member["status"]) == "warm":
             at = self._posts.get(self._links.agent, {"values": {}})["values"].get(AT, [0])[0]
             how = "late" if at < self.views.row["view"]["number"] else ""
@@ -311,26 +305,12 @@ class Mesh:
         for name, value in news.items() if self._worker else ():
             if value != self._told.get(name):
                 if value or name == "going":
-                    self._push({name: self._shown(value) if name == "view" else value})
+                    self._push({name: value})
                 self._told[name] = value
-
-    def _shown(self, view: Json) -> Json:
-        """A view as the worker gets it: gone is who was in the last one that it was told."""
-        before = ids(self._told.get("view"))
-        members = [{"id": m["id"], "pod": m["pod"]} for m in view["members"]]
-        gone = [one for one in view["gone"] if one["id"] in before]
-        return {"number": view["number"], "by": view["by"], "members": members, "gone": gone}
 
     def _push(self, value: Json) -> None:
         if self._worker:
             self._worker.write(pack(value) + b"\n")
-
-
-def _stat(pid: int) -> list[str]:
-    """/proc/PID/stat from the state on; empty where there is no such process."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []
 
 
 def how_it_ends(pid: int, reaped: Path) -> str:
@@ -338,10 +318,8 @@ def how_it_ends(pid: int, reaped: Path) -> str:
 
     By then the forkserver has written it to that file.
     """
-    code = int((_stat(pid) or ["0"])[-1])  # as `wait` gives it
+    status = int((stat(pid) or ["0"])[-1])  # as `wait` gives it
     with contextlib.suppress(OSError, ValueError):  # there is none
-        of, status = map(int, reaped.read_text().split())
-        code = status if of == pid else code
-    if number := code & 127:
-        return f"its process died of {signal.Signals(number).name}"
-    return f"its process ended with exit code {code >> 8}" if code else "its process ended"
+        of, last = map(int, reaped.read_text().split())
+        status = last if of == pid else status
+    return how_ended(os.waitstatus_to_exitcode(status))

@@ -15,7 +15,7 @@ commits it once every member has accepted it, and everybody in it takes it from 
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -85,7 +85,7 @@ class Views:
         self.out = 0
         self.is_expelled = False  # does another agent take this one for dead? Then be a new one
         self._agent = agent
-        self._silent_s: dict[str, float] = {}
+        self._silent_s = defaultdict[str, float](float)  # for how long each has not been heard
         self._known: dict[tuple[int, str], Json] = {}  # proposals that anybody has accepted
         self._newest = 0  # the highest number that was seen anywhere
         self._held = 0  # the proposal for which the own worker holds the lease
@@ -109,8 +109,11 @@ class Views:
         self.rows[agent] = row
         self._note(row)
         self._silent_s[agent] = 0.0
-        for dead, how in row["dead"].items():
-            self.died(dead, how)
+        # of others it would be told again and again: not all forget the same ends first
+        views = [self.row["view"], *self._known.values()]
+        needed = {member["agent"] for view in filter(None, views) for member in view["members"]}
+        for dead in row["dead"].keys() & (self.rows.keys() | needed):
+            self.died(dead, row["dead"][dead])
 
     def died(self, agent: str, how: str) -> None:
         """There is proof that this agent ended, and its worker with it."""
@@ -118,25 +121,26 @@ class Views:
             self.is_expelled = True
         elif agent not in self.row["dead"]:
             self._keep(self.row["dead"], agent, how)
-            if row := self.rows.pop(agent, None):  # what it last said of its worker is said on
-                for member, end in row["ended"].items():
-                    self._keep(self.row["ended"], member, end)
+            row = self.rows.pop(agent, {"ended": {}})  # what it last said of its worker is said on
+            for member, end in row["ended"].items():
+                self._keep(self.row["ended"], member, end)
 
     def tick(self, seconds: float) -> None:
         """So much time has passed in which this process was running."""
         needed = {member["agent"] for member in self._members()}
-        for agent in {*self.rows, *needed} - {self._agent}:
-            self._silent_s[agent] = self.silence(agent) + seconds
-            if self.silence(agent) > 4 * FORGOTTEN_S and agent not in needed:
-                del self.rows[agent], self._silent_s[agent]
+        silent_s = {agent: self._silent_s[agent] + seconds for agent in {*self.rows, *needed}}
+        self._silent_s = defaultdict(float, silent_s | {self._agent: 0.0})
+        for agent in self.rows.keys() - needed:
+            if self._silent_s[agent] > 4 * FORGOTTEN_S:
+                del self.rows[agent]
         there = [(row["agent"], dict(row["member"])) for row in self._living() if row["member"]]
         self._calm_s = self._calm_s + seconds if there == self._seen else 0.0
         self._seen, self._enough_s = there, self._enough_s + seconds
         self._minor_s = self._minor_s + seconds if self._needed() == "minority" else 0.0
 
-    def answer(self, number: int, held: bool) -> None:
-        """The own worker's answer to `question`."""
-        self._held = number if held else self._held
+    def answer(self, number: int) -> None:
+        """The own worker has taken the lease that it was asked for."""
+        self._held = number
 
     def step(self) -> None:
         """Draw the conclusions from what is known now."""
@@ -176,17 +180,13 @@ class Views:
             return None
         return "" if mine["number"] == self._held else self._lacks(mine)
 
-    def silence(self, agent: str) -> float:
-        """For how many seconds an agent has not been heard."""
-        return self._silent_s.get(agent, 0.0)
-
     def _keep(self, where: dict[str, str], name: str, how: str) -> None:
         where.setdefault(name, how)
         while len(where) > KEPT + self.most:
             del where[next(iter(where))]
 
     def _living(self, limit_s: float = SILENT_S) -> list[Json]:
-        return [row for row in self.rows.values() if self.silence(row["agent"]) < limit_s]
+        return [row for row in self.rows.values() if self._silent_s[row["agent"]] < limit_s]
 
     def _members(self) -> list[Json]:
         return self.row["view"]["members"] if self.row["view"] else []
@@ -268,7 +268,7 @@ class Views:
     def _next(self) -> list[Json]:
         """The members of the next view, if this agent leads to it; none: it stays as it is."""
         last = self._members()
-        there = [m for m in last if not self._proof(m) and self.silence(m["agent"]) < SILENT_S]
+        there = [m for m in last if not self._proof(m) and self._silent_s[m["agent"]] < SILENT_S]
         there = self._together(there)
         if not there or there[0]["agent"] != self._agent:
             return []
@@ -300,7 +300,7 @@ class Views:
         """Who goes with this view and why, and who went before: not everybody has seen each."""
         gone = list(self.row["view"]["gone"]) if self.row["view"] else []
         for member in [m for m in self._members() if m["id"] not in stay]:
-            silent_s = self.silence(member["agent"])
+            silent_s = self._silent_s[member["agent"]]
             quiet = f"its pod was silent for {silent_s:.0f} s" if silent_s >= SILENT_S else ""
             how = self._proof(member) or quiet or "its pod and another do not hear each other"
             gone.append({"id": member["id"], "pod": member["pod"], "how": how})

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gptddp.distributed import pulse
+from gptddp.distributed.process import how_ended, stat
 
 # A process that dies of one of these has crashed by itself. Not SIGKILL and SIGTERM, which come
 # from outside, nor SIGABRT, which may be NCCL's answer to the loss of a peer.
@@ -53,8 +54,10 @@ class Worker:
         """Its process id as long as it lives, else 0."""
         return self._pid if self._pid and Path(f"/proc/{self._pid}").exists() else 0
 
-    def look(self) -> None:
+    def look(self) -> str:
         """To be called in the main thread again and again. Raises what `crashed` raises.
+
+        How it has hung, if it was killed now: it may live on in the kernel, by a disk that hangs.
 
         A worker without a pulse of its own has not come so far yet: it may take as long as one on
         the way to its first step.
@@ -67,7 +70,7 @@ class Worker:
             it = pulse.Pulse(self._pid, -1, connect.FIRST_TIMEOUT_S + pulse.MARGIN_S, 0)
         seconds = self._silence.listen(it.pid, it.beats)
         if not it.pid or seconds <= it.limit_s + LATER_S:
-            return
+            return ""
         self._silence = pulse.Silence()  # it is told once, and again if it lives on
         where = self._where(it.pid)
         self._say(f"no progress for {seconds:.0f} s: {self._name()} {where}: it is killed")
@@ -75,6 +78,7 @@ class Worker:
             os.kill(it.pid, signal.SIGKILL)
         if it.step and "SIGSTOP" not in where:  # a volume may hang at the start
             self._crashed(f"it {where}", it.step)
+        return f"it {where}"
 
     def _where(self, pid: int) -> str:
         """Where it is, by the stack that it writes on SIGUSR1: `hangs in f (a.py:7)`."""
@@ -85,7 +89,6 @@ class Worker:
             whose, *lines = (self._folder / f"stack.{self._local_rank}").read_text().splitlines()
             if whose != f"process {pid}":  # of one before it
                 return _NOT_BEGUN
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
             return _NOT_BEGUN
         except (OSError, ValueError) as error:
@@ -93,19 +96,13 @@ class Worker:
         # '  File "/a/b.py", line 7 in f', the innermost first
         frames = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', "\n".join(lines))
         calls = [f"{function} ({file}:{line})" for file, line, function in frames[:4]]
-        return "is stopped (SIGSTOP)" if state == "T" else pulse.hangs_in(calls)
+        return "is stopped (SIGSTOP)" if stat(pid)[:1] == ["T"] else pulse.hangs_in(calls)
 
     def ended(self, code: int) -> str:
         """How it has ended, by its exit code. Raises what `crashed` raises."""
         if code == NO_CODE:
             return "it died with the server that it was forked from"
-        if code > 0:
-            return f"its process ended with exit code {code}"
-        try:
-            number = signal.Signals(-code)
-        except ValueError:  # one without a name
-            return f"its process died of signal {-code}"
-        how = f"its process died of {number.name}"
-        if number in CRASHES:
+        how = how_ended(code)
+        if -code in CRASHES:
             self._crashed(how, 0)
         return how

@@ -137,20 +137,24 @@ class Proof:
     A minority that has it lets it go, and takes it again only where nobody else does.
     """
 
-    def __init__(self, asked: LeaseAsked, life: LifeParts, takeover: Takeover | None) -> None:
+    def __init__(
+        self, asked: LeaseAsked, life: LifeParts, takeover: Takeover | None, lease: Lease | None
+    ) -> None:
         """`takeover`: that goes on, and may have the lease soon: a minority is to give it up.
+        `lease`: the proof for a view before, which has not come to anything.
 
         Raises Superseded where another has taken the lease.
         """
         self.asked = asked
-        self._lease: Lease | None = None
+        self._lease = lease
         self._takeover = takeover
         if life.recorder and asked.how == "tie":
-            life.recorder.lease.check()
             self._lease = life.recorder.lease
         elif life.recorder:
             life.recorder.close()
             life.recorder = None
+        if self._lease:
+            self._lease.check()
         run, world = Path(life.config.run_dir), life.world
         self._claim = Claim(run, world.job, world.life, known=True, patient=True)
 

@@ -139,7 +139,7 @@ class Worlds:
                     self._proof = self._prove(found)
                 if lease := self._proof.held(_POLL_S):
                     self._lease = lease
-                    members.answer(found, True)
+                    members.answer(found)
             elif not self._life.live.is_whole:
                 if members.is_going:
                     since = time.monotonic()
@@ -151,10 +151,13 @@ class Worlds:
 
     def _prove(self, asked: LeaseAsked) -> Proof:
         """A minority gives the books up, those that it is about to have as well."""
-        if self.takeover and asked.how != "tie":
-            self.takeover.give_up()
-            self.takeover = None
-        return Proof(asked, self._life, self.takeover)
+        if asked.how != "tie":
+            if self.takeover:
+                self.takeover.give_up()
+            if self._lease:
+                self._lease.close()
+            self.takeover = self._lease = None
+        return Proof(asked, self._life, self.takeover, self._lease)
 
     def _come_back(self) -> None:
         """The others go on without this process: as a new member it gets their state.

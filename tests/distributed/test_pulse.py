@@ -145,13 +145,15 @@ def test_the_launcher_kills_what_stops_every_thread(process, watched, how):
     it = process("beats(0.1)", how)
     worker, said, counted = watched(it)
     assert it.stdout.readline() == b"here\n"
-    begin = time.monotonic()
-    until(lambda: worker.look() or it.poll())
+    begin, hung = time.monotonic(), []
+    until(lambda: hung.append(worker.look()) or it.poll())
     assert it.returncode == -signal.SIGKILL and time.monotonic() - begin >= LIMIT_S
     stopped = "19" in how
     what = "rank 3 is stopped (SIGSTOP)" if stopped else "rank 3 hangs in <module> (<string>:"
     (line,) = said
     assert line.startswith("no progress for ") and what in line and line.endswith(": it is killed")
+    (told,) = filter(None, hung)  # the others
+    assert f"rank 3{told.removeprefix('it')}: it is killed" in line
     assert [step for _, step in counted] == ([] if stopped else [7])
     assert stopped or re.fullmatch(r"it hangs in <module> \(<string>:\d+\)", counted[0][0])
 
@@ -183,7 +185,7 @@ def test_the_launcher_kills_what_never_begins_to_beat(silent, tmp_path, watched)
     (tmp_path / "stack.0").write_text("process 1\n  File 'a.py', line 7 in old\n")
     worker, said, counted = watched(silent)
     begin = time.monotonic()
-    until(lambda: worker.look() or silent.poll())
+    until(lambda: (worker.look(), silent.poll())[1])
     assert time.monotonic() - begin > 0.6 and not counted
     (line,) = said
     assert line.startswith("no progress for 1 s: rank 3 hangs before its trainer has begun")
@@ -211,7 +213,7 @@ def test_a_hang_on_the_way_out_is_the_launchers(process, watched):
     it = process("pass", "atexit.register(time.sleep, 60)")
     assert it.stdout.readline() == b"here\n" and it.stdout.readline() == b"end\n"
     worker, said, counted = watched(it)
-    until(lambda: worker.look() or it.poll())
+    until(lambda: (worker.look(), it.poll())[1])
     assert "it is killed" in said[0] and not counted  # no step's own error
 
 

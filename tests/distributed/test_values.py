@@ -12,7 +12,7 @@ from support.paths import ROOT
 
 from gptddp.config import Config
 from gptddp.distributed import values
-from gptddp.distributed.connect import _introduced, connect
+from gptddp.distributed.connect import connect
 from gptddp.errors import BadMessage, DataError
 from gptddp.run.origin import Origin
 
@@ -139,14 +139,3 @@ def test_an_origin_with_a_field_of_another_kind_is_refused(field):
             Origin.from_json(sent | {field: wrong})
     with pytest.raises(BadMessage, match="has not the fields"):
         Origin.from_json({name: value for name, value in sent.items() if name != field})
-
-
-@pytest.mark.parametrize(
-    "sent", [1, None, "ab", {"pod": "id"}, [], ["pod"], ["pod", 1], [[], "id"], ["pod", "id", []]]
-)
-def test_a_rank_that_introduces_itself_wrongly_is_refused(sent):
-    """At the start of a life: its name is known by its number only; no name moves the cursor."""
-    good = ["pod\x1b", "id"]
-    assert _introduced([good, ["b", "other"]]) == (("pod\\x1b", "b"), "id")
-    with pytest.raises(BadMessage, match="rank 1 has sent"):
-        _introduced([good, sent])

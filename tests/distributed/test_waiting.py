@@ -15,7 +15,7 @@ from gptddp.distributed import storage, waiting
 CODE = """
 import logging, os, sys, time
 from gptddp import errors
-from gptddp.distributed import connect, storage, waiting
+from gptddp.distributed import connect, pulse, storage, waiting
 from gptddp.distributed.connect import connect as join
 from gptddp.distributed.process import exit_now
 logging.basicConfig(format="%(message)s", level=logging.INFO)
@@ -37,8 +37,10 @@ def work(tell):
         time.sleep(600)
     return sys.argv[1]
 try:
-    with join("cpu") as world:
-        connect.FIRST_TIMEOUT_S, connect.STORE_S = float(sys.argv[2]), 0.5
+    with pulse.Listening(lambda where: 1), join("cpu") as world:
+        connect.FIRST_TIMEOUT_S, pulse.MARGIN_S = float(sys.argv[2]), 0.5
+        if world.rank:
+            pulse.allow(connect.FIRST_TIMEOUT_S)
         print("joined", file=sys.stderr, flush=True)
         print("got", world.from_rank_0(work), file=sys.stderr)
         world.leave_together()
@@ -130,13 +132,13 @@ def test_a_rank_0_that_dies_is_noticed_at_once(world):
 
 
 def test_a_rank_0_that_is_stopped_is_noticed(world):
-    """Its store answers nobody, and torch waits for it for ever: the process ends all the same."""
+    """Its store answers nobody, and torch waits for it for ever: its pulse ends the process."""
     processes = world("hang")
     joined(processes)
     os.kill(processes[0].pid, signal.SIGSTOP)
     for it in processes[1:]:
         assert it.wait(60) == 1
-        assert "a peer has not answered for 2 s" in it.stderr.read()
+        assert "no progress for 2 s: hangs in posted (connect.py:" in it.stderr.read()
 
 
 def test_an_error_of_rank_0_ends_all(world):

@@ -109,8 +109,8 @@ def test_two_jobs_of_one_manifest_in_two_networks(
 
 @pytest.mark.fault(17)
 def test_a_worker_0_whose_connections_are_reset(jobs, network, tmp_path, ends_undisturbed):
-    """Each side takes the other for dead, as after a kill: one of them has the run, whichever it
-    is, no two write, and healed they are one world."""
+    """No proof of a death: the two others are a majority. No two write, and healed they are one
+    world."""
     hosts = tmp_path / "hosts"
     hosts.write_text(f"127.0.0.1 localhost\n{PREFIX}.100 gptddp-worker-0\n")
     job = jobs(

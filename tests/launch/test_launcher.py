@@ -17,6 +17,7 @@ from support.waiting import until
 
 import gptddp
 from gptddp.distributed.environment import STARTS
+from gptddp.distributed.process import how_ended
 from gptddp.launch import worker_script
 
 
@@ -221,3 +222,17 @@ def test_a_trainer_that_cannot_be_imported_ends_the_job_in_its_third_life(
     assert verdict["code"] == 5 and verdict["rank"] == 0
     assert "failed in 3 lives" in verdict["message"] and "gptddp.train" in verdict["message"]
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        (0, "its process ended"),
+        (3, "its process ended with exit code 3"),
+        (-9, "its process died of SIGKILL"),
+        (-40, "its process died of signal 40"),  # one without a name
+    ],
+)
+def test_how_a_worker_has_ended_is_told_by_its_code(code, how):
+    """Whichever signal it was."""
+    assert how_ended(code) == how

@@ -44,7 +44,7 @@ def test_a_name_that_is_gone_is_dialled_where_it_was():
         known = False
         theirs.begin_anew()  # all of its connections end
         await until(2)
-        await mine.end()
+        mine.end()
         server.close()
 
     asyncio.run(run())

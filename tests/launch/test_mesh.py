@@ -135,7 +135,7 @@ def test_a_joiner_that_is_let_in_and_does_not_come_is_out_again(job):
     os.kill(one.pods[1].worker, signal.SIGKILL)
     until(lambda: len(one.pods[0].views()) == 3, 12)  # two, one, two
     one.agree(one.pods[:1], 8)
-    assert "did not come" in one.pods[0].views()[-1]["view"]["gone"][0]["how"]
+    assert "did not come" in one.pods[0].views()[-1]["view"]["gone"][-1]["how"]
     (one.pods[1].folder / "log.late").unlink()
     one.agree(one.pods)
 
@@ -231,7 +231,7 @@ def test_a_stranger_can_neither_join_nor_disturb(job):
 
 
 def test_one_that_is_taken_for_dead_though_it_lives_comes_back_as_another(job):
-    """A reset that somebody else has sent passes for a proof: no reason to stay out for good."""
+    """An end that somebody else has forged passes for a proof: no reason to stay out for good."""
     one = job(2)
     number, _ = one.agree(one.pods)
     workers = [pod.worker for pod in one.pods]

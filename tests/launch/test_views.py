@@ -11,7 +11,7 @@ import pytest
 
 from gptddp.launch.launcher import Launcher
 from gptddp.launch.mesh import Mesh
-from gptddp.launch.views import Views, ids
+from gptddp.launch.views import KEPT, Views, ids
 
 TICK_S, ROW_S, EXPIRY_S = 0.1, 0.5, 12.0
 
@@ -56,7 +56,7 @@ class Pod:
         waited = self.sim.now - max(self.asked[1], self.sim.renewed_s) > EXPIRY_S
         if (question["how"] == "tie" and held_by == self.agent) or waited:
             self.sim.lease, self.sim.renewed_s = self.agent, self.sim.now
-            self.views.answer(question["number"], True)
+            self.views.answer(question["number"])
 
     def step(self):
         if self.views.is_expelled:
@@ -293,6 +293,24 @@ def test_a_group_that_is_broken_gets_a_new_view_of_the_same_members():
     sim.run(sim.now + 0.3)
     assert [p.views.row["view"]["number"] for p in sim.pods] == [2, 2, 2]
     assert members(sim) == [("w-0", "w-1", "w-2")]
+
+
+def test_launchers_that_have_seen_many_ends_in_another_order_come_to_rest():
+    """Each keeps the newest ends only, and takes none up again that the other still keeps."""
+    pair = [Views(agent, f"{agent}:1", 1, 2) for agent in "ab"]
+    for one, order in zip(pair, (1, -1), strict=True):
+        for dead in [str(n) for n in range(2 * KEPT)][::order]:
+            one.hear({**Views(dead, f"{dead}:1", 1, 2).row})
+            one.died(dead, "its pod has ended")
+    before = None
+    for _ in range(3):
+        before, rows = str([one.row for one in pair]), json.dumps([one.row for one in pair])
+        for one, row in zip(pair, json.loads(rows)[::-1], strict=True):
+            one.hear(row)
+            one.step()
+            one.tick(TICK_S)
+    assert str([one.row for one in pair]) == before
+    assert all(set(one._silent_s) == {"a", "b"} for one in pair)
 
 
 def test_whose_worker_ends_as_another_is_lost_knows_it_afterwards():

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -59,6 +60,11 @@ def worker(path, pod, log):
         say({"attach": {"id": uuid.uuid4().hex, "pod": pod}})
         say({"post": ["hello", pod]})
 
+    def take(number):
+        while not os.path.exists(f"{log}.lease"):
+            time.sleep(0.05)
+        say({"lease": number})
+
     attach()
     lines = link.makefile("rb")
     for line in lines:
@@ -72,7 +78,7 @@ def worker(path, pod, log):
         if "out" in told:
             attach()
         if "lease" in told:
-            say({"lease": told["lease"]["number"], "held": os.path.exists(f"{log}.lease")})
+            threading.Thread(target=take, args=[told["lease"]["number"]], daemon=True).start()
     lines.close()
     link.close()
 

@@ -13,10 +13,12 @@ from gptddp.distributed.members import LeaseAsked, View
 from gptddp.errors import Superseded
 from gptddp.run import lines
 from gptddp.run.history import history, read_ledger
+from gptddp.run.lease import Claim
 from gptddp.training import scrapes
 from gptddp.training.life import Life
 from gptddp.training.recorder import Recorder
 from gptddp.training.takeover import Takeover
+from gptddp.training.worlds import Worlds
 
 LOST = [{"rank": 0, "pod": "pod-0", "how": "its process died of SIGKILL"}]
 
@@ -221,3 +223,16 @@ def test_an_evaluation_that_another_world_brings_is_logged(run, tmp_path, monkey
     monkeypatch.setattr(Life, "next_batch", batch)
     assert run("--steps", "5") == 0
     assert [it.get("val_loss") for it in history(tmp_path / "run", 3, 3)] == [1.5]
+
+
+def test_who_has_taken_the_lease_for_a_view_that_came_to_nothing_does_not_wait_for_itself(tmp_path):
+    """It renews that lease: as the proof for the next view it would wait for ever. A minority lets
+    it go."""
+    world = SimpleNamespace(job="job", life="life")
+    it = object.__new__(Worlds)
+    it._life = SimpleNamespace(
+        recorder=None, world=world, config=SimpleNamespace(run_dir=str(tmp_path))
+    )
+    it.takeover, it._lease = None, Claim(tmp_path, "job", "life").poll(0.0)
+    assert it._prove(LeaseAsked(2, "tie")).held(0.0) is it._lease is not None
+    assert it._prove(LeaseAsked(3, "minority")).held(0.0) is it._lease is None
