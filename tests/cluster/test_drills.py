@@ -35,9 +35,10 @@ import os, pathlib, signal, sys
 def stat(pid):
     return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 pids = [int(p.name) for p in pathlib.Path("/proc").glob("[0-9]*") if int(p.name) != os.getpid()]
-launcher = next(p for p in pids if p > 1 and int(stat(p)[1]) == 1)
-largest = max((p for p in pids if p not in (1, launcher)), key=lambda p: int(stat(p)[21]))
-os.kill(launcher if sys.argv[1] == "launcher" else largest, signal.SIGKILL)
+parents = {p: int(stat(p)[1]) for p in pids}
+launcher = next(p for p in pids if parents[p] == 1)
+worker = next(p for p in pids if parents.get(parents[p]) == launcher)  # of its fork server
+os.kill(launcher if sys.argv[1] == "launcher" else worker, signal.SIGKILL)
 """
 
 

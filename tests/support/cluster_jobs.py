@@ -192,18 +192,28 @@ class Job:
     def workers(self) -> dict[str, tuple[str, str]]:
         """Of each pod that runs: pid and start of its worker, as its node knows them."""
         pods = {it["metadata"]["uid"]: it for it in self.pods()}
-        found: dict[str, tuple[int, tuple[str, str]]] = {}  # with its memory: the worker's is most
+        found: dict[str, tuple[str, str]] = {}
         for node in {it["spec"].get("nodeName") for it in pods.values()} - {None}:
             command = ["docker", "exec", node, "sh", "-c", _PROCESSES]
             told = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-            stats = {line.split(" ", 1)[0]: line for line in told.splitlines() if "/" not in line}
-            for pid, uid in re.findall(r"^(\d+)/cgroup:pod(\S+)$", told, re.M):
-                pod, stat = pods.get(uid.replace("_", "-")), stats.get(pid, "").rpartition(")")[2]
-                if pod and stat:
-                    name, memory = pod["metadata"]["name"], int(stat.split()[21])
-                    if memory > found.get(name, (0,))[0]:
-                        found[name] = memory, (pid, stat.split()[19])
-        return {name: worker for name, (_, worker) in found.items()}
+            stats = {
+                line.split(" ", 1)[0]: line.rpartition(")")[2].split()
+                for line in told.splitlines()
+                if "/" not in line
+            }
+            of = dict(re.findall(r"^(\d+)/cgroup:pod(\S+)$", told, re.M))
+
+            def depth(pid: str, of: Any = of, stats: Any = stats) -> int:
+                """0: the first process of a container. Then come launcher, fork server, worker."""
+                parent = stats[pid][1]
+                is_inside = parent in stats and of.get(parent) == of[pid]
+                return 1 + depth(parent) if is_inside else 0
+
+            for pid, uid in of.items():
+                pod = pods.get(uid.replace("_", "-"))
+                if pod and pid in stats and depth(pid) == 3:
+                    found[pod["metadata"]["name"]] = pid, stats[pid][19]
+        return found
 
 
 # In a node: the pod of each process, by its uid, and /proc/PID/stat of all.
