@@ -161,20 +161,44 @@ class World:
 
     @torch.no_grad()
     def broadcast(self, tensors: Collection[torch.Tensor], source: int) -> None:
-        """All ranks: the values of the rank `source`, in place.
+        """All ranks: the values of the rank `source`, in place."""
+        self._move(tensors, lambda flat: td.broadcast(flat, src=source, async_op=True))
 
-        Small tensors travel as one: each broadcast costs a round trip (208 tensors of 16 MB, four
-        ranks on one machine: 0.2 s one by one, 0.03 s so). A copy of large ones costs more.
+    @torch.no_grad()
+    def send(self, tensors: Collection[torch.Tensor], source: int, to: int) -> None:
+        """All ranks: the values of the rank `source` to the rank `to` alone, in place.
+
+        As an all-to-all of which all other parts are empty: half a gigabyte takes 0.4 s so, and
+        1.9 s by a broadcast (four ranks on two busy cores).
+        """
+
+        def move(flat: torch.Tensor) -> Any:
+            part = flat.view(-1).view(torch.uint8)
+            comes, goes = [0] * self.world_size, [0] * self.world_size  # bytes, by rank
+            if self.rank == to:
+                comes[source] = len(part)
+            elif self.rank == source:
+                goes[to] = len(part)
+            into, out = (part if sum(it) else part[:0] for it in (comes, goes))
+            return td.all_to_all_single(into, out, comes, goes, async_op=True)
+
+        self._move(tensors, move)
+
+    def _move(self, tensors: Collection[torch.Tensor], move: Callable[[torch.Tensor], Any]) -> None:
+        """Small tensors travel as one: each `move` costs a round trip.
+
+        208 tensors of 16 MB, four ranks on one machine: 0.2 s one by one, 0.03 s so. A copy of
+        large ones costs more.
         """
         # by item size, so that each begins where a view of its dtype may
         small = sorted((t for t in tensors if t.nbytes < _SMALL_BYTES), key=lambda t: -t.itemsize)
         flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in small])
-        self.wait(td.broadcast(flat, src=source, async_op=True))
+        self.wait(move(flat))
         for tensor, part in zip(small, torch.split(flat, [t.nbytes for t in small]), strict=True):
             tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
         for tensor in tensors:
             if tensor.nbytes >= _SMALL_BYTES:
-                self.wait(td.broadcast(tensor, src=source, async_op=True))
+                self.wait(move(tensor))
                 pulse.beat()
 
     def gather(self, value: Any) -> list[Any]:

@@ -1,5 +1,7 @@
 """The first thing in a new world: do its ranks have the same state, and who lacks it?"""
 
+from collections.abc import Sequence
+
 from gptddp.distributed.hardware import machine
 from gptddp.errors import ConfigError, Diverged, LifeLost, LostPeer
 from gptddp.run.progress import Progress
@@ -42,18 +44,19 @@ def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
         life.line |= lines[rank]
     if life.line:
         life.live.keep(life.line)
-    if len(have) < world.world_size:
-        _hand_over(life, giver, world.rank in have)
+    if lack := [rank for rank in range(world.world_size) if rank not in have]:
+        _hand_over(life, giver, lack)
         life.handed_on = life.step
     life.generation, life.machines = max(generations), sorted({*machines})
     return giver, not have_books[0]
 
 
-def _hand_over(life: LifeParts, giver: int, has_it: bool) -> None:
-    """All ranks: the state of the rank `giver`, and what goes with it."""
+def _hand_over(life: LifeParts, giver: int, lack: Sequence[int]) -> None:
+    """All ranks: the state of the rank `giver` to those that lack it, and what goes with it."""
     world = life.world
-    life.live.is_whole = has_it
-    world.broadcast(life.tensors.values(), giver)  # all ranks
+    life.live.is_whole = has_it = world.rank not in lack
+    for rank in lack:
+        world.send(life.tensors.values(), giver, rank)  # all ranks
     about = [life.progress.to_meta(), life.line, *life.live.kept()] if has_it else None
     about = world.broadcast_value(about, giver)  # all ranks
     if has_it:

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import json
 import pickle
 from pathlib import Path
 
@@ -66,6 +67,20 @@ with connect("cpu") as world:
     world.leave_together()
 """
 
+TENSORS = """
+import json, sys, torch
+from gptddp.distributed.connect import connect
+with connect("cpu") as world:
+    dtypes = (torch.float32, torch.bfloat16, torch.int64)
+    sizes = [((1 << 19) + 3,), (2, 5), ()]  # the first travels by itself, in each of them
+    tensors = [torch.full(size, world.rank, dtype=it) for it in dtypes for size in sizes]
+    world.send(tensors, 2, 1)
+    sent = [sorted({*it.reshape(-1).tolist()}) for it in tensors]
+    world.broadcast(tensors, 0)
+    print(json.dumps([world.rank, sent, sum(float(it.sum()) for it in tensors)]), file=sys.stderr)
+    world.leave_together()
+"""
+
 
 @pytest.fixture
 def three(forked):
@@ -91,6 +106,12 @@ def test_values_of_every_size_arrive_on_every_rank(three):
     assert [it[0] for it in gathered] == [0, 1, 2] and gathered[2][1] == "éé"
     assert gathered[1][3] == {"a": 2**63 + 1} and gathered[0][4] == [1.5, float("inf")]
     assert sent == gathered[2] and decided == gathered[0]
+
+
+def test_tensors_are_sent_to_one_rank_or_to_all(three):
+    """Large and small ones, of every dtype; the other ranks keep their own."""
+    found = [json.loads(err.splitlines()[-1]) for code, err in three(TENSORS) if code == 0]
+    assert sorted(found) == [[it, [[2 * (it > 0)]] * 9, 0.0] for it in range(3)]
 
 
 def test_garbage_is_named_with_its_sender():

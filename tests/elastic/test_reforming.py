@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 from support.launchers import Training, undisturbed
@@ -10,6 +11,7 @@ from support.same_bits import check_same_lines
 from gptddp.run.history import read_ledger
 
 STEPS = 150
+END_S = 9.0  # ten times what it takes; a worker that is ended in its last words makes it longer
 
 
 @pytest.fixture
@@ -32,6 +34,7 @@ def test_a_worker_and_the_pod_of_rank_0_are_killed(job, corpus, tmp_path):
     job.whole()
     assert job.worker(2) == survivor
     lines = job.finish()
+    ended = time.time()
     check_same_lines(lines, undisturbed(tmp_path / "alone", corpus, 1, STEPS))
 
     events = read_ledger(job.folder)
@@ -43,5 +46,6 @@ def test_a_worker_and_the_pod_of_rank_0_are_killed(job, corpus, tmp_path):
     assert [it["pod"] for world in worlds for it in world["joined"]] == ["pod-1", "pod-0"]
     checked = {line["step"] for line in lines if "state_fp" in line}
     assert {it["step"] + 1 for it in worlds if it["joined"]} <= checked
+    assert ended - next(it["time"] for it in events if it["event"] == "stop") < END_S
     ends = [it["cause"] for it in events if it["event"] == "end"]
     assert len(ends) == 1 and "rank 0 (pod-0)" in ends[0]

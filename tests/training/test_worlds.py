@@ -28,14 +28,14 @@ class Group:
     device = torch.device("cpu")
 
     def __init__(self, *others: Any) -> None:
-        self.others, self.given = others, list[int]()
+        self.others, self.given = others, list[tuple[int, int]]()
         self.world_size = 1 + len(others)
 
     def gather(self, mine: Any) -> list[Any]:
         return json.loads(json.dumps([mine, *self.others]))
 
-    def broadcast(self, tensors: Any, source: int) -> None:
-        self.given.append(source)
+    def send(self, tensors: Any, source: int, to: int) -> None:
+        self.given.append((source, to))
 
     def broadcast_value(self, value: Any, source: int) -> Any:
         return value
@@ -66,7 +66,7 @@ def test_the_state_of_the_highest_step_counts_and_goes_to_the_others():
     world = Group(rank_at(4, chain=1), rank_at(-1, generation=3))
     life = life_in(world)
     assert compare(life, LAYOUT, books=True) == (0, False)
-    assert world.given == [0] and life.generation == 3 and life.handed_on == 5
+    assert world.given == [(0, 1), (0, 2)] and life.generation == 3 and life.handed_on == 5
 
 
 def test_nothing_is_sent_where_all_have_it():
@@ -82,7 +82,7 @@ def test_nothing_is_sent_where_all_have_it():
 def test_of_the_same_step_who_knows_more_rows_to_be_bad_has_the_state():
     world = Group(rank_at(5, bad=0))
     assert compare(life_in(world), LAYOUT, books=True) == (0, False)
-    assert world.given == [0]
+    assert world.given == [(0, 1)]
 
 
 @pytest.mark.parametrize(
