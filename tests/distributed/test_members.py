@@ -4,11 +4,13 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from support.fake_mesh import FakeMesh
 
-from gptddp.distributed.members import AT, LeaseAsked, Members, Out, View
+from gptddp.distributed.connect import World
+from gptddp.distributed.members import AT, LeaseAsked, Member, Members, Out, View
 from gptddp.errors import LostPeer
 
 
@@ -144,3 +146,17 @@ def test_a_worker_ends_with_its_launcher(mesh):
     assert time.monotonic() - began < 5.0
     with pytest.raises(LostPeer, match="does not answer"):
         Members(mesh.path.with_name("none"), "a")
+
+
+def test_who_has_left_in_good_order_is_not_waited_for():
+    """Its last word goes with it. A word of another world does not count."""
+    view = View(3, "quorum", tuple(Member(it, "") for it in "abc"), ())
+    ended = {"b"}
+    members = SimpleNamespace(me="a", ended_of=lambda of: ended)
+    members.posts = lambda key: {"a": "3", "c": "2"}
+    world = object.__new__(World)
+    world.world_size, world._formed = 3, "3"
+    world.group = SimpleNamespace(members=members, view=view)
+    assert not world._all_parted()
+    ended.add("c")
+    assert world._all_parted()
