@@ -6,10 +6,14 @@ import json
 import math
 import random
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from gptddp.launch.launcher import Launcher
+from gptddp.checkpoint import run_state
+from gptddp.config import Config
+from gptddp.launch.launcher import LEAVES_S, Exit, Launcher
 from gptddp.launch.mesh import Mesh
 from gptddp.launch.views import KEPT, Views, ids
 
@@ -328,3 +332,15 @@ def test_whose_worker_ends_as_another_is_lost_knows_it_afterwards():
     assert it._was_killed(1)
     it.in_view_s = math.inf  # the next one fails before it is in a view
     assert not it._was_killed(1)
+
+
+def test_a_worker_that_has_left_says_its_last_words(monkeypatch):
+    """It leaves when the run is finished: its launcher does not end it then, but a while later."""
+    it, mesh = object.__new__(Launcher), SimpleNamespace(going=False, left_at=time.monotonic())
+    it.mesh, it.verdict, it.config = mesh, Path("/none"), Config()
+    it.signals, it.next_marker_s, it.next_alive_s = SimpleNamespace(number=0), 0.0, 0.0
+    monkeypatch.setattr(run_state, "why_finished", lambda config: "all steps are done")
+    it.raise_if_over()
+    mesh.left_at -= LEAVES_S
+    with pytest.raises(Exit):
+        it.raise_if_over()
