@@ -17,7 +17,7 @@ from typing import Any
 from gptddp.checkpoint import run_state, store
 from gptddp.distributed.members import LeaseAsked
 from gptddp.errors import Finished, LifeLost
-from gptddp.files import may_pass, patiently
+from gptddp.files import exists, explain, make_folder, may_pass, patiently
 from gptddp.run.history import highest_generation
 from gptddp.run.lease import Claim, Lease
 from gptddp.run.origin import Origin
@@ -25,6 +25,11 @@ from gptddp.training.parts import LifeParts
 from gptddp.training.recorder import Recorder
 
 _POLL_S = 0.25
+_RETRY_S = 1.0  # after an error of the disk
+_GONE = (
+    "run directory %s is gone: it is made anew, and the run goes on with what the ranks have in "
+    "memory. Put back what it had, as logs and checkpoints"
+)
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +77,23 @@ class Takeover(threading.Thread):
             self._made.close()
 
     def run(self) -> None:
-        """In the thread. A volume that fails is waited for: the steps go on meanwhile."""
+        """In the thread. A volume that fails is waited for: the steps go on meanwhile.
+
+        However it fails: this error would end the next new rank 0 too, until none has the state.
+        """
+        said = ""
         while not self._is_over and self._made is None and self._error is None:
             try:
                 self._made = self._begun()
             except BaseException as error:
-                self._error = None if may_pass(error) else error
+                is_disk = may_pass(error) or isinstance(error, OSError)
+                self._error = None if is_disk else error
                 if self._error is None:
-                    log.warning("rank 0 cannot take the books over yet: %s", error)
+                    why = explain(error) if isinstance(error, OSError) else str(error)
+                    if why != said:
+                        log.warning("rank 0 cannot take the books over yet: %s", why)
+                    said = why
+                    time.sleep(_RETRY_S)
         if self._is_over:  # since then
             self.give_up()
 
@@ -102,6 +116,9 @@ class Takeover(threading.Thread):
 
     def _taken(self) -> Lease:
         run, world = Path(self._life.config.run_dir), self._life.world
+        if not patiently(lambda: exists(run)):  # the next save of a rank 0 makes it too
+            make_folder(run)
+            log.warning(_GONE, run)
         follows = [world.life] if self._follows else []
         claim = Claim(run, world.job, world.life, follows, known=True)
         while (lease := patiently(lambda: claim.poll(_POLL_S))) is None:

@@ -1,12 +1,14 @@
 """A new rank 0 has the books as the lost one would have had them, be the disk there or not."""
 
 import json
+import shutil
 import time
 from types import SimpleNamespace
 
 import pytest
 from support.failing_disk import Disk
 from support.processes import free_port
+from support.waiting import until
 
 from gptddp import files
 from gptddp.distributed.members import LeaseAsked, View
@@ -14,7 +16,7 @@ from gptddp.errors import Superseded
 from gptddp.run import lines
 from gptddp.run.history import history, read_ledger
 from gptddp.run.lease import Claim
-from gptddp.training import scrapes
+from gptddp.training import scrapes, takeover
 from gptddp.training.life import Life
 from gptddp.training.recorder import Recorder
 from gptddp.training.takeover import Takeover
@@ -116,6 +118,36 @@ def test_a_volume_that_fails_for_long_ends_no_new_rank_0(run, disk, tmp_path, mo
     assert [line["step"] for line in history(tmp_path / "run")] == list(range(1, 13))
     starts = [it for it in read_ledger(tmp_path / "run") if it["event"] == "start"]
     assert failed and [it["step"] for it in starts] == [0, 3, 3]
+
+
+@pytest.mark.parametrize("harm", ["gone", "in the lease's place"])
+def test_no_state_of_the_run_directory_ends_a_new_rank_0(
+    run, disk, tmp_path, monkeypatch, caplog, harm
+):
+    """It would end all ranks, one after the other. A directory that is gone is made anew."""
+    monkeypatch.setattr(takeover, "_RETRY_S", 0.05)
+    lease = tmp_path / "run/lease.json"
+
+    def lose(life):
+        if harm == "gone":
+            shutil.rmtree(tmp_path / "run")
+        else:
+            lease.unlink(), lease.mkdir()
+        lose_rank_0(life)
+
+    def mend(life):
+        if harm != "gone":
+            until(lambda: "cannot take the books over yet" in caplog.text, "a word")
+            lease.rmdir()
+            life.worlds.takeover.join()
+
+    plan = at_step(monkeypatch, step_3=lose, step_6=mend)
+    assert run("--steps", "9") == 0 and not plan
+    anew = "is gone: it is made anew" in caplog.text
+    steps = [line["step"] for line in history(tmp_path / "run")]
+    assert anew == (harm == "gone") and steps == list(range(1, 10))  # memory has kept them
+    starts = [it for it in read_ledger(tmp_path / "run") if it["event"] == "start"]
+    assert starts[-1]["source"] == "memory"
 
 
 def test_books_of_which_nobody_heard_get_their_end(run, disk, tmp_path, monkeypatch):
