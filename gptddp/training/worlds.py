@@ -25,7 +25,7 @@ from gptddp.distributed.members import AT_END, TOLD, LeaseAsked, Out, View
 from gptddp.errors import LifeLost, Stopped
 from gptddp.model.sums import Sums
 from gptddp.run import moves
-from gptddp.run.lease import Lease
+from gptddp.run.lease import EXPIRY_S, Lease
 from gptddp.training.begin import introduction
 from gptddp.training.compare import compare
 from gptddp.training.parts import LifeParts
@@ -35,7 +35,9 @@ _POLL_S = 0.25
 _GONE_S = 5.0  # without a world: its launcher may be on its way back to the others
 _BROKEN_S = 1.0  # without a word of a loss: the connections alone have failed
 _ALL_S = 1.0  # after a rank is told to stop: for the others to be told too, as where a job ends
-_STOPS_S = 5.0  # after a rank is told to stop: for a view, in which it may have its state saved
+# After a rank is told to stop: for a view, in which it may have its state saved. In a tie there is
+# none before the lease has expired.
+_STOPS_S = EXPIRY_S + 8.0
 ALONE_S = 3.0  # between two saves while one pod alone has the state
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
 """The state outlives its pods: who waits, holds it alone or is told to stop has committed it."""
 
 import math
+import os
 import random
 import signal
 import time
@@ -40,6 +41,21 @@ def test_a_pod_that_is_told_to_stop(job, strike):
         assert job.pods[i].exit_code == 128 + signal.SIGTERM
         job.bring_back(i)
         job.steady()
+
+
+@pytest.mark.fault(10)
+def test_one_that_is_told_to_stop_beside_a_silent_one(jobs):
+    """Of two: it has its state saved before it leaves, though the lease is to expire first."""
+    two = jobs(size=2)
+    two.steady()
+    silent = two.by_rank(0)
+    os.killpg(two.pid(silent), signal.SIGSTOP)
+    two.wait(2)
+    two.stop(1 - silent)
+    two.until(lambda: two.pods[1 - silent].process is None, what="its end")
+    assert two.pods[1 - silent].exit_code == 128 + signal.SIGTERM
+    assert newest(two) == two.last() > 0
+    two.kill(silent, back_s=math.inf)
 
 
 @pytest.mark.fault(2)
