@@ -104,9 +104,12 @@ class RankSeconds:
         self._before = np.zeros(len(PHASES), dtype=np.int64)  # us of this rank, before this world
         self._begin(world)
 
-    def enter(self, world: World) -> None:
-        """The table begins anew in another world; the seconds before it are in the ledger."""
-        self._before = self.clock.micros()
+    def enter(self, world: World, before: np.ndarray) -> None:
+        """The table begins anew in another world; the seconds before it are in the ledger.
+
+        `before`: of `PhaseClock.micros`, when its event was made.
+        """
+        self._before = before
         self._begin(world)
 
     def _begin(self, world: World) -> None:

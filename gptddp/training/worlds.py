@@ -207,9 +207,10 @@ class Worlds:
                 "phases": life.spent.by_phase(),
                 "since_s": round(self._noticed - life.spent.met, 3),
             }
+        before = life.clock.micros()
         event = world.broadcast_value(event, giver)  # all ranks
         # from here on all seconds are the new world's, also where it is over before its first step
-        life.spent.enter(world)
+        life.spent.enter(world, before)
         self._ids, self._pods, self._how, self._noticed = view.ids, list(world.pods), {}, None
         self.save_soon |= any(it["how"].startswith(TOLD) for it in event["lost"])
         if is_new:
