@@ -116,7 +116,8 @@ class Links:
 
     def begin_anew(self) -> None:
         """Be another agent, to which the others connect anew."""
-        writers = [it[0] for it in (*self._outward.values(), *self._inward.values())]
+        writers = [writer for writer, *_ in self._outward.values()]
+        writers += [writer for writer, _ in self._inward.values()]
         self.agent = secrets.token_hex(AGENT)
         self._inward.clear()  # their ends are no proof
         for writer in writers:
