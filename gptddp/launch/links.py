@@ -1,8 +1,8 @@
 """Links between launchers: signed frames over TCP, each connection in one direction.
 
     accepting   16 random bytes (a nonce), and the 8 bytes of its agent's id
-    dialing     a frame: a nonce of its own
-    accepting   a frame: yes
+    dialing     a frame: a nonce of its own, and the address at which it sees the other
+    accepting   a frame: is that the own one? Then the connection is straight
     dialing     frames, as long as it lives
 
 A frame is 4 bytes of length, an HMAC-SHA256 and JSON. The key of the HMAC is made of the job's key,
@@ -12,6 +12,9 @@ a frame of another job, connection or place does not verify. Nothing is ever unp
 Each side dials the other, again and again, and closes no connection while it lives. Nothing more is
 sent to who dials, so the kernel of one that dies always ends its connection in order (FIN): that is
 proof of its death. A reset, which a stranger can forge, or a time limit is none.
+
+A stranger at an address that a pod had can pass on what two others say, and end both connections:
+the end of one that is not straight is no proof, and a straight one takes its place.
 """
 
 import asyncio
@@ -35,7 +38,10 @@ FORGOTTEN_S = 600.0  # of failures, until an address that is no seed is given up
 STRANGERS = 64  # connections of which the other side is not known yet, the newest
 SHORT, LONG = 4096, 1 << 20  # bytes of a frame's JSON, before and after the other side is known
 NONCE, AGENT = 16, 8  # bytes
-TROUBLE = (EOFError, OSError, ValueError, KeyError, TypeError, AttributeError)  # whatever comes in
+TROUBLE = (  # whatever comes in
+    *(EOFError, OSError, ValueError, KeyError, TypeError, AttributeError),
+    *(OverflowError, RecursionError),  # a port, nested JSON
+)
 
 
 def pack(value: Any) -> bytes:
@@ -92,14 +98,15 @@ class Links:
         self._source = (host, 0) if host.startswith("127.") else None  # of this pod
         self._dials: dict[str, asyncio.Task[None]] = {}  # by address
         self._reached: dict[str, str] = {}  # by address: where it was when it was last reached
-        self._outward: dict[str, tuple[asyncio.StreamWriter, Seal]] = {}  # by agent
-        self._inward: dict[str, asyncio.StreamWriter] = {}
+        # by agent; is it straight?
+        self._outward: dict[str, tuple[asyncio.StreamWriter, Seal, bool]] = {}
+        self._inward: dict[str, tuple[asyncio.StreamWriter, bool]] = {}
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._somebody = asyncio.Event()  # is new: it may be at an address that failed
 
     def send(self, payload: bytes) -> None:
         """To all that are connected."""
-        for writer, seal in self._outward.values():
+        for writer, seal, _ in self._outward.values():
             writer.write(seal.pack(payload))
 
     def dial(self, address: str) -> None:
@@ -109,7 +116,8 @@ class Links:
 
     def begin_anew(self) -> None:
         """Be another agent, to which the others connect anew."""
-        writers = [*(writer for writer, _ in self._outward.values()), *self._inward.values()]
+        writers = [writer for writer, *_ in self._outward.values()]
+        writers += [writer for writer, _ in self._inward.values()]
         self.agent = secrets.token_hex(AGENT)
         self._inward.clear()  # their ends are no proof
         for writer in writers:
@@ -117,7 +125,7 @@ class Links:
 
     def end(self) -> None:
         """Close all connections, behind what was sent."""
-        for writer, _ in self._outward.values():
+        for writer, *_ in self._outward.values():
             writer.close()
 
     async def _keep_connected(self, address: str) -> None:
@@ -151,21 +159,27 @@ class Links:
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_S * 1000))
                 greeting, own = await reader.readexactly(NONCE + AGENT), secrets.token_bytes(NONCE)
                 name = greeting[NONCE:].hex()
-                if name in (self.agent, *self._outward):  # by another address
+                if name == self.agent or self._is_straight(name):  # by another address
                     return
-                seal = self._seal("dial", greeting)
-                writer.write(seal.pack(pack({"nonce": own.hex()})))
-                await self._seal("accept", greeting + own).read(reader, SHORT)
-            if name not in self._outward:
-                agent, self._outward[name] = name, (writer, seal)
+                seal, to = self._seal("dial", greeting), link.getpeername()[:2]
+                writer.write(seal.pack(pack({"nonce": own.hex(), "to": to})))
+                said = await self._seal("accept", greeting + own).read(reader, SHORT)
+            if name not in self._outward or (said["straight"] and not self._is_straight(name)):
+                if name in self._outward:
+                    self._outward[name][0].transport.abort()
+                agent, self._outward[name] = name, (writer, seal, said["straight"])
                 self._reached[address] = link.getpeername()[0]
                 for payload in self._greet():
                     writer.write(seal.pack(payload))
                 await reader.read(1)  # the other side says nothing more
         finally:
-            self._outward.pop(agent, None)
+            if agent in self._outward and self._outward[agent][0] is writer:
+                del self._outward[agent]
             if writer:
                 writer.transport.abort()
+
+    def _is_straight(self, agent: str) -> bool:
+        return agent in self._outward and self._outward[agent][2]
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection of another launcher, or of a stranger, from its begin to its end."""
@@ -182,26 +196,32 @@ class Links:
                 greeting = secrets.token_bytes(NONCE) + bytes.fromhex(self.agent)
                 writer.write(greeting)
                 seal = self._seal("dial", greeting)
-                nonce = bytes.fromhex((await seal.read(reader, SHORT))["nonce"])
-                writer.write(self._seal("accept", greeting + nonce).pack(b"{}"))
+                said = await seal.read(reader, SHORT)
+                nonce = bytes.fromhex(said["nonce"])
+                is_straight = said["to"] == [*writer.get_extra_info("sockname")[:2]]
+                answer = pack({"straight": is_straight})
+                writer.write(self._seal("accept", greeting + nonce).pack(answer))
                 said = await seal.read(reader, LONG)
             agent = said["row"]["agent"]
             self._strangers.pop(writer, None)
             if agent in self._inward:
-                self._inward[agent].transport.abort()
+                older, was_straight = self._inward[agent]
+                if was_straight and not is_straight:
+                    return
+                older.transport.abort()
             else:
                 self._somebody.set()
                 self._somebody.clear()
-            self._inward[agent] = writer
+            self._inward[agent] = (writer, is_straight)
             # the end of a machine that says no word of it is found one day, and the socket closed
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            while self._inward[agent] is writer:
+            while self._inward[agent][0] is writer:
                 self._take(agent, said)
                 said = await seal.read(reader, LONG)
         except TROUBLE as error:
-            if self._inward.get(agent) is writer:
+            if agent in self._inward and self._inward[agent][0] is writer:
                 del self._inward[agent]
-                if isinstance(error, EOFError):
+                if is_straight and isinstance(error, EOFError):
                     self._died(agent)
         finally:
             self._strangers.pop(writer, None)

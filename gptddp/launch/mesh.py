@@ -25,6 +25,7 @@ from gptddp.distributed.members import AT, IN_ORDER
 from gptddp.distributed.process import how_ended, stat
 from gptddp.files import parse_json
 from gptddp.launch.links import LONG, TROUBLE, Links, Seal, join, pack
+from gptddp.launch.rows import check_posts, check_row
 from gptddp.launch.views import Json, Views, ids
 
 ENDED = "ended"  # a file: pid and status, as `wait` has it, of the last worker that was reaped
@@ -205,8 +206,10 @@ class Mesh:
     def _take(self, agent: str, said: Json) -> None:
         """A frame of another launcher. Raises what is in TROUBLE for one of another version."""
         if posts := said.get("posts"):
+            check_posts(posts)
             self._post(agent, posts["id"], posts["values"])
             return
+        check_row(said)
         if said["row"] != self.views.rows.get(agent):
             self._soon()
         self.views.hear(said["row"])

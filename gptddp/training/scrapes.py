@@ -5,11 +5,14 @@ fifth of the steps. So a run that is done waits for one more, for as long as scr
 apart.
 """
 
+import contextlib
 import logging
+import socket
 import threading
 import time
 from collections import deque
 from itertools import pairwise
+from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Metric, start_http_server
@@ -20,6 +23,30 @@ log = logging.getLogger(__name__)
 _RETRY_S = 5.0
 _ANSWER_S = 0.5  # until an answer is sent
 MOST_S = 75.0  # that the last scrape is waited for; Prometheus has 60 s between two by default
+_CONNECTIONS = 32  # at a time: each has a thread and a descriptor of the trainer's
+
+
+def _bound(server: Any) -> None:
+    """Of more connections the oldest goes: the port is open to strangers, who may never end one."""
+    there, changing, end = dict[socket.socket, None](), threading.Lock(), server.shutdown_request
+
+    def begin(request: socket.socket, address: Any) -> bool:
+        with changing:
+            there[request] = None
+            if len(there) > _CONNECTIONS:
+                oldest = next(iter(there))
+                del there[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def over(request: socket.socket) -> None:
+        with changing:
+            there.pop(request, None)
+            end(request)
+
+    server.verify_request, server.shutdown_request = begin, over
+    server.handle_error = lambda *_: None  # no stack in the log of whoever resets a connection
 
 
 class Scrapes(Collector):
@@ -70,6 +97,7 @@ class Scrapes(Collector):
                 raise
             # without IPv6
             server, _ = start_http_server(self._port, "0.0.0.0", self._registry)
+        _bound(server)
         return server
 
     def close(self) -> None:

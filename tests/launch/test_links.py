@@ -1,9 +1,12 @@
 """Connections between launchers, in one loop."""
 
 import asyncio
+import contextlib
 import socket
 
 from gptddp.launch.links import Links, Seal, pack
+
+WHO = [pack({"row": {"agent": "abc"}})]
 
 
 def test_a_name_that_is_gone_is_dialled_where_it_was():
@@ -46,5 +49,58 @@ def test_a_name_that_is_gone_is_dialled_where_it_was():
         await until(2)
         mine.end()
         server.close()
+
+    asyncio.run(run())
+
+
+def test_who_passes_on_what_two_others_say_can_forge_no_end():
+    """A stranger where a pod was: his end of a connection is no proof, and a straight one wins."""
+
+    async def run():
+        died, came = [], []
+
+        def links(**calls):
+            def seal(direction, nonces):
+                return Seal("k" * 32, "id", direction, nonces)
+
+            return Links(seal, lambda: WHO, **calls, host="", seeds=[])
+
+        mine = links(take=lambda *said: None, died=died.append)
+        theirs = links(take=lambda agent, frame: came.append(agent), died=died.append)
+        server = await asyncio.start_server(theirs.accept, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        ends = []
+
+        async def passed_on(reader, writer):
+            with contextlib.suppress(OSError):
+                while data := await reader.read(9999):
+                    writer.write(data)
+            writer.close()
+
+        async def relay(reader, writer):
+            source, sink = await asyncio.open_connection(host, port)
+            ends.append(sink)
+            await asyncio.gather(passed_on(reader, sink), passed_on(source, writer))
+
+        async def until(true):
+            async with asyncio.timeout(10):
+                while not true():
+                    await asyncio.sleep(0.01)
+
+        stranger = await asyncio.start_server(relay, "127.0.0.1", 0)
+        mine.dial(f"127.0.0.1:{stranger.sockets[0].getsockname()[1]}")
+        await until(lambda: came)  # as through a proxy
+        ends[0].close()
+        await until(lambda: len(came) == 2)  # it comes again
+        mine.dial(f"127.0.0.1:{port}")
+        await until(lambda: len(came) == 3)
+        ends[1].close()
+        await asyncio.sleep(0.2)
+        assert (died, len(came)) == ([], 3)
+        mine.end()
+        await until(lambda: died == ["abc"])  # of a straight one it is
+        server.close()
+        stranger.close()
+        await asyncio.sleep(0.1)
 
     asyncio.run(run())

@@ -92,6 +92,20 @@ def test_it_is_served_to_ipv6_too():
         assert b"gptddp_step" in answer.read()
 
 
+def test_connections_that_nobody_ends_are_no_more_than_it_can_bear():
+    """The port is open to strangers: the oldest go, and who comes is answered."""
+    it, before = Server(), threading.active_count()
+    held = [socket.create_connection(("127.0.0.1", it.port), 5) for _ in range(40)]
+    try:
+        until(lambda: threading.active_count() <= before + scrapes._CONNECTIONS + 1)
+        held[0].settimeout(5)
+        assert held[0].recv(1) == b""
+        it.scrape()
+    finally:
+        for one in held:
+            one.close()
+
+
 def test_an_occupied_port_is_a_warning_and_served_once_it_is_free(caplog, monkeypatch):
     """Said once, and not at every retry; training goes on meanwhile."""
     monkeypatch.setattr(scrapes, "_RETRY_S", 0.1)
