@@ -21,11 +21,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from gptddp import __version__
 from gptddp.distributed.members import AT, IN_ORDER
 from gptddp.distributed.process import how_ended, stat
 from gptddp.files import parse_json
 from gptddp.launch.links import LONG, TROUBLE, Links, Seal, join, pack
-from gptddp.launch.rows import check_posts, check_row
 from gptddp.launch.views import Json, Views, ids
 
 ENDED = "ended"  # a file: pid and status, as `wait` has it, of the last worker that was reaped
@@ -52,7 +52,8 @@ class Mesh:
         `seeds`: HOST:PORT of others, see `pod_facts.seeds`. `least`, `most`: members of a first
         view. `folder`: for the Unix socket; the user's alone.
         """
-        self._seal = partial(Seal, key, run_id)
+        # a pod of another version, which may say other things, is a stranger
+        self._seal = partial(Seal, key, f"{run_id} {__version__}")
         self._host, self._port, self._seeds = address, port, seeds
         self._sizes = (least, most)
         self._path = os.path.join(folder, "members")
@@ -204,12 +205,10 @@ class Mesh:
         return [self._row, pack({"posts": own})] if own else [self._row]
 
     def _take(self, agent: str, said: Json) -> None:
-        """A frame of another launcher. Raises what is in TROUBLE for one of another version."""
+        """A frame of another launcher."""
         if posts := said.get("posts"):
-            check_posts(posts)
             self._post(agent, posts["id"], posts["values"])
             return
-        check_row(said)
         if said["row"] != self.views.rows.get(agent):
             self._soon()
         self.views.hear(said["row"])
