@@ -130,8 +130,9 @@ def test_then_it_leaves_and_the_others_go_on():
     assert worlds.ends and not life.cause and not left
 
 
-def test_a_rank_that_is_told_to_stop_does_not_wait_for_a_view():
-    worlds, life, left = worlds_of(4, asked=True, waited_s=6.0)
+def test_a_rank_that_is_told_to_stop_does_not_wait_for_a_view_for_ever():
+    """But for as long as a tie takes."""
+    worlds, life, left = worlds_of(4, asked=True, waited_s=21.0)
     life.world.members.next_view = lambda after, limit_s: None
     with pytest.raises(Stopped, match="while it waited for the others"):
         worlds._newest()
