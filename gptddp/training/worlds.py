@@ -328,7 +328,7 @@ class Worlds:
                 if event["event"] == "world":
                     recorder.moved(event)
                 else:
-                    recorder.events.emit(event["event"], **event)
+                    recorder.events.emit("quarantine", **event)
             self.takeover, life.recorder = None, recorder
             for step, line in life.live.lines.items():
                 if step > recorder.origin.step:
