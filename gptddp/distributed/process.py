@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from gptddp.distributed import torch_private
 from gptddp.distributed.environment import LOCAL
+from gptddp.distributed.watchdog import STOPS
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 FAILED = 1  # an error that is not the user's: torchrun starts the workers again
@@ -57,6 +58,8 @@ def run(main: Callable[[], int | None]) -> None:
         code = FAILED
     if code or multiprocessing.parent_process() is None:
         exit_now(code or 0)
+    for number in STOPS:  # the trainer has only noted them since its end: see `Watchdog.close`
+        signal.signal(number, lambda number, frame: exit_now(128 + number))
 
 
 def exit_now(code: int) -> NoReturn:

@@ -63,7 +63,8 @@ def main(train: Callable[[Life], None], args: Sequence[str] | None = None) -> in
         raise
     finally:
         stop.close()
-    return 0
+    # a launcher that has passed a signal on waits for an end, and for no success any more
+    return stop.exit_code if stop.asked and environment.members() else 0
 
 
 def begin(config: Config, world: World, stop: StopFlag) -> Life:

@@ -4,6 +4,8 @@ import os
 import re
 import signal
 import time
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from support.toy import SMALL
@@ -11,6 +13,7 @@ from support.trainer_patches import patch_here
 from support.waiting import until
 
 from gptddp.run.history import history, read_ledger
+from gptddp.training import entry
 
 START = "import sys; from gptddp.train import main; sys.exit(main())"
 # No handler of Python's ever runs in a thread that waits for this, as in a collective of C++.
@@ -185,3 +188,17 @@ def test_an_evaluation_that_is_cut_off_is_made_by_the_next_life(training, forked
     assert [[line.get(key) for key in keys] for line in history(run.run)] == [
         [line.get(key) for key in keys] for line in history(whole)
     ]
+
+
+@pytest.mark.usefixtures("train_here")
+@pytest.mark.parametrize(("launched", "code"), [(True, 143), (False, 0)])
+def test_a_signal_in_the_last_moment_ends_a_worker_of_a_launcher(monkeypatch, launched, code):
+    """Which waits for its end from then on, and for no success; any other process has succeeded."""
+    monkeypatch.setattr(entry, "connect", lambda device: nullcontext(None))
+    monkeypatch.setattr(entry, "begin", lambda config, world, stop: setattr(stop, "holds", True))
+    monkeypatch.setattr(entry.environment, "members", lambda: Path("members") if launched else None)
+
+    def finish(life):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert entry.main(finish, ["--data", "data", "--run-dir", "run"]) == code
