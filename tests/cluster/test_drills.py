@@ -31,17 +31,6 @@ FLAGS = ["--preset=tiny", "--eval-every=100000", "--log-every=10"]
 # of any number of steps. One process does the steps that are compared bit for bit in a minute.
 FLAGS += ["--threads=1", "--final-lr=1", "--batch=12"]
 BITS = 200
-# Runs in a pod: end the launcher (the child of the init process) or the training worker.
-KILL = """
-import os, pathlib, signal, sys
-def stat(pid):
-    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-pids = [int(p.name) for p in pathlib.Path("/proc").glob("[0-9]*") if int(p.name) != os.getpid()]
-parents = {p: int(stat(p)[1]) for p in pids}
-launcher = next(p for p in pids if parents[p] == 1)
-worker = next(p for p in pids if parents.get(parents[p]) == launcher)  # of its fork server
-os.kill(launcher if sys.argv[1] == "launcher" else worker, signal.SIGKILL)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -116,23 +105,6 @@ def one_process(prepared, tmp_path_factory):
     process.wait()
 
 
-def kill(job: Job, index: int, what: str) -> None:
-    # The container ends with its launcher, and now and then before the killer's own exit is
-    # reported: 137 then. Whether it was killed is seen in the recovery that must follow.
-    python = ("--", "python", "-c", KILL, what)
-    done = job.namespace.kubectl("exec", f"{job.name}-worker-{index}", *python, check=False)
-    assert done.returncode in (0, 137), done.stderr
-
-
-def kill_container(job: Job, index: int) -> None:
-    kill(job, index, "launcher")
-
-
-def force_delete(job: Job, index: int) -> None:
-    pod = f"pod/{job.name}-worker-{index}"
-    job.namespace.kubectl("delete", pod, "--force", "--grace-period=0", "--wait=false")
-
-
 def node_without(job: Job, index: int) -> str:
     """The node that does not hold this pod."""
     nodes = {pod["spec"]["nodeName"] for pod in job.pods()} - {job.node_of(index)}
@@ -157,20 +129,6 @@ def pause(node: str) -> None:
         docker("pause", node)
 
 
-def settle(job: Job, pods: int = 4) -> None:
-    """Nodes and ranks are back. A node that was away for long loses its pods when it is."""
-
-    def calm() -> bool:
-        taints = [
-            it for node in job.namespace.get("nodes") for it in node["spec"].get("taints", [])
-        ]
-        ends = [pod["metadata"].get("deletionTimestamp") for pod in job.pods()]
-        return ends == [None] * pods and all(it["effect"] != "NoExecute" for it in taints)
-
-    until(calm, f"{pods} pods on nodes that are ready", LONG_S)
-    job.reach(job.last_step(), world_size=pods, timeout_s=LONG_S)
-
-
 def test_the_pods_are_spread_over_two_nodes(job):
     """Four pods run, two on each worker node."""
     nodes = [pod["spec"]["nodeName"] for pod in job.pods()]
@@ -181,7 +139,7 @@ def test_the_pods_are_spread_over_two_nodes(job):
 def test_a_killed_worker_process_costs_a_step(job, recover, index):
     """SIGKILL of a training process: its container goes on, and its launcher starts another."""
     before = job.pod(index)["metadata"]["uid"]
-    found = recover("worker process killed", lambda: kill(job, index, "worker"), AT_ONCE)
+    found = recover("worker process killed", lambda: job.kill(index, "worker"), AT_ONCE)
     assert job.pod(index)["metadata"]["uid"] == before
     assert found.lost == {f"{job.name}-worker-{index}"}
     assert found.events[0]["lost"][0]["how"].startswith("its process ")
@@ -191,7 +149,7 @@ def test_a_killed_worker_process_costs_a_step(job, recover, index):
 def test_a_killed_container_costs_a_step(job, recover, index):
     """SIGKILL of a container's main process: the operator replaces the pod without back-off."""
     before = job.pod(index)["metadata"]["uid"]
-    found = recover("container killed", lambda: kill(job, index, "launcher"), AT_ONCE)
+    found = recover("container killed", lambda: job.kill(index, "launcher"), AT_ONCE)
     assert job.pod(index)["metadata"]["uid"] != before
     assert found.lost == {f"{job.name}-worker-{index}"}
 
@@ -199,7 +157,7 @@ def test_a_killed_container_costs_a_step(job, recover, index):
 @pytest.mark.parametrize("index", [2, 1, 3])
 def test_a_pod_deleted_by_force_costs_a_step(job, recover, index):
     """`kubectl delete pod --force`: the operator makes it again at once."""
-    found = recover("pod force-deleted", lambda: force_delete(job, index), AT_ONCE)
+    found = recover("pod force-deleted", lambda: job.force_delete(index), AT_ONCE)
     assert found.lost == {f"{job.name}-worker-{index}"}
 
 
@@ -213,8 +171,8 @@ def test_rank_0_may_go_six_times_within_five_minutes(job, recover):
     for i in range(6):
         hosts.append(job.rank_0())
         addresses.add(job.pod(hosts[-1])["status"]["podIP"])
-        fault = force_delete if i % 2 else kill_container
-        recover("pod of rank 0 killed or deleted", lambda it=fault: it(job, hosts[-1]), AT_ONCE)
+        fault = job.force_delete if i % 2 else lambda it: job.kill(it, "launcher")
+        recover("pod of rank 0 killed or deleted", lambda it=fault: it(hosts[-1]), AT_ONCE)
         assert job.rank_0() != hosts[-1]
         check_seen(job)
     assert len(set(hosts)) > 2 and len(addresses) == 6
@@ -262,7 +220,7 @@ def test_a_silent_node_does_not_stop_the_job(job, recover, has_rank_0):
         assert found.lost == on(job, node)
     finally:
         docker("unpause", node)
-    settle(job)
+    job.settle()
 
 
 def test_a_dead_node_does_not_stop_the_job(job, recover):
@@ -274,7 +232,7 @@ def test_a_dead_node_does_not_stop_the_job(job, recover):
         recover(what, lambda: docker("kill", node), DEAD_S, **options)
     finally:
         docker("start", node)
-    settle(job)
+    job.settle()
 
 
 def test_one_silent_pod_is_dropped_by_the_others(job, recover):
@@ -290,7 +248,7 @@ def test_one_silent_pod_is_dropped_by_the_others(job, recover):
         assert found.lost == on(job, node)
     finally:
         docker("unpause", node)
-    settle(job, 3)
+    job.settle(3)
     job.cli("scale", "--replicas=4")
     job.reach(job.last_step(), world_size=4, timeout_s=LONG_S)
 

@@ -189,6 +189,32 @@ class Job:
             events=events,
         )
 
+    def kill(self, index: int, what: str) -> None:
+        """SIGKILL for the launcher of a pod or for its worker.
+
+        The container ends with its launcher, and now and then before the killer's own exit is
+        reported: 137 then. Whether it was killed is seen in the recovery that must follow.
+        """
+        python = ("--", "python", "-c", _KILL, what)
+        done = self.namespace.kubectl("exec", f"{self.name}-worker-{index}", *python, check=False)
+        assert done.returncode in (0, 137), done.stderr
+
+    def force_delete(self, index: int) -> None:
+        pod = f"pod/{self.name}-worker-{index}"
+        self.namespace.kubectl("delete", pod, "--force", "--grace-period=0", "--wait=false")
+
+    def settle(self, pods: int = 4, timeout_s: float = 300) -> None:
+        """Nodes and ranks are back. A node that was away for long loses its pods when it is."""
+
+        def calm() -> bool:
+            nodes = [node["spec"] for node in self.namespace.get("nodes")]
+            taints = [it for node in nodes for it in node.get("taints", [])]
+            ends = [pod["metadata"].get("deletionTimestamp") for pod in self.pods()]
+            return ends == [None] * pods and all(it["effect"] != "NoExecute" for it in taints)
+
+        until(calm, f"{pods} pods on nodes that are ready", timeout_s)
+        self.reach(self.last_step(), world_size=pods, timeout_s=timeout_s)
+
     def workers(self) -> dict[str, tuple[str, str]]:
         """Of each pod that runs: pid and start of its worker, as its node knows them."""
         pods = {it["metadata"]["uid"]: it for it in self.pods()}
@@ -215,6 +241,18 @@ class Job:
                     found[pod["metadata"]["name"]] = pid, stats[pid][19]
         return found
 
+
+# Runs in a pod: end the launcher (the child of the init process) or the training worker.
+_KILL = """
+import os, pathlib, signal, sys
+def stat(pid):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+pids = [int(p.name) for p in pathlib.Path("/proc").glob("[0-9]*") if int(p.name) != os.getpid()]
+parents = {p: int(stat(p)[1]) for p in pids}
+launcher = next(p for p in pids if parents[p] == 1)
+worker = next(p for p in pids if parents.get(parents[p]) == launcher)  # of its fork server
+os.kill(launcher if sys.argv[1] == "launcher" else worker, signal.SIGKILL)
+"""
 
 # In a node: the pod of each process, by its uid, and /proc/PID/stat of all.
 _PROCESSES = (
