@@ -82,18 +82,18 @@ class Takeover(threading.Thread):
         However it fails: this error would end the next new rank 0 too, until none has the state.
         """
         said = ""
-        while not self._is_over and self._made is None and self._error is None:
+        while not self._is_over and self._made is None:
             try:
                 self._made = self._begun()
             except BaseException as error:
-                is_disk = may_pass(error) or isinstance(error, OSError)
-                self._error = None if is_disk else error
-                if self._error is None:
-                    why = explain(error) if isinstance(error, OSError) else str(error)
-                    if why != said:
-                        log.warning("rank 0 cannot take the books over yet: %s", why)
-                    said = why
-                    time.sleep(_RETRY_S)
+                if not (may_pass(error) or isinstance(error, OSError)):
+                    self._error = error
+                    break
+                why = explain(error) if isinstance(error, OSError) else str(error)
+                if why != said:
+                    log.warning("rank 0 cannot take the books over yet: %s", why)
+                said = why
+                time.sleep(_RETRY_S)
         if self._is_over:  # since then
             self.give_up()
 
