@@ -7,6 +7,7 @@ so it has an agent of its own, and a member of the mesh is always one worker.
 import contextlib
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import time
@@ -19,6 +20,7 @@ from gptddp.distributed.watchdog import STOPS
 
 _POLL_S = 0.1
 _TRIES = 100
+_PORTS = range(10_000, 20_000)  # below the ephemeral ports of any system
 _once: int | None = None  # a pipe of all of them, in which there is one byte
 
 
@@ -87,12 +89,15 @@ def _say_alive(alive: str, count: int) -> None:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports of 127.0.0.1, one behind the other, that nobody uses now."""
+    """The first of so many ports of 127.0.0.1, one behind the other, that nobody uses now.
+
+    None is one that the kernel gives to outgoing connections: before anything listens on a port of
+    those, a connection of any process may have taken it. Raises OSError.
+    """
     for _ in range(_TRIES):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            port: int = first.getsockname()[1]
-            for i in range(1, count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port + i)))
-            return port
+        first = secrets.choice(_PORTS)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
     raise OSError(f"no {count} ports of 127.0.0.1 are free, one behind the other")

@@ -1,9 +1,10 @@
 """Processes of this machine, as /proc has them, and such as end with a test."""
 
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from gptddp.launch.siblings import free_ports
 
 
 def ending(make: Callable[..., Any], end: Callable[[Any], Any]) -> Iterator[Callable[..., Any]]:
@@ -25,9 +26,8 @@ def kill(process: Any) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as it:
-        return int(it.getsockname()[1])
+    """A port of this machine that was free a moment ago, and that no outgoing connection takes."""
+    return free_ports(1)
 
 
 def alive(pid: int) -> bool:
