@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from gptddp.errors import LifeLost, LostPeer, visible
 
+SILENT_S = 4.0  # of the listener's own running time, until an agent is taken for lost
 ATTACH_S = 30.0  # for the launcher's first words
 # why a member leaves in good order, behind a collective by which the others know it
 TOLD, AT_END = IN_ORDER = "told to stop", "the run has come to its end"

@@ -8,8 +8,7 @@ commits it once every member has accepted it, and everybody in it takes it from 
   come. Silence of SILENT_S is none: then more than half of those not proven lost have to be in the
   next view. So it is with the last view, and with each proposal that anybody has accepted since,
   which may have been committed. Where that fails, the leader's worker must hold the lease first.
-- An agent accepts ascending numbers only, so two views of one number share no member; and of two
-  that share none only one can have a majority.
+- An agent accepts ascending numbers only: of two views of one number only one has a majority.
 - A first view needs no majority: who begins a life takes the lease. Of two worlds that meet, the
   one that is going stays; of two views of one world, the higher number. Who is not in it is *out*.
 """
@@ -19,9 +18,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from gptddp.distributed.members import SILENT_S
+
 Json = dict[str, Any]  # rows, views, proposals and members
 
-SILENT_S = 4.0  # of the listener's own running time, until an agent is taken for lost
 FORGOTTEN_S = 15.0  # of silence, until a world is taken to have ended: longer than a lease lasts
 CALM_S = 2.0  # without news, until a first view may be smaller than the job asks for
 STARTING_S = 60.0  # that a first view waits for workers which are not ready yet

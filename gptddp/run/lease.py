@@ -98,6 +98,8 @@ class Claim:
     that are over. A run that is `known` goes on when the disk is full or read-only: its lease is
     written when the disk works again, and before that nothing is committed.
     `patient`: a lease that this process has had itself is another's until it has expired.
+    `silent_s`: for how long the mesh has not heard the holder: time without a touch, as the rest.
+    A holder that lives renews its lease several times in what is left of EXPIRY_S, and keeps it.
     """
 
     def __init__(
@@ -108,8 +110,9 @@ class Claim:
         follows: Iterable[str] = (),
         known: bool = False,
         patient: bool = False,
+        silent_s: float = 0.0,
     ) -> None:
-        self._patient = patient
+        self._patient, self._expiry_s = patient, EXPIRY_S - silent_s
         self.path, self.known, self.follows = run / LEASE, known, frozenset(follows)
         self._me = lease_file.lease_of(job, life or uuid.uuid4().hex)
         self._seen: lease_file.Reading | None = None  # when it was last read
@@ -172,13 +175,13 @@ class Claim:
         if self._seen is None:
             what = lease_file.describe(lease) if lease else f"{self.path}, which is damaged,"
             text = "run %s: waiting %.0f s to see whether %s is still there"
-            log.warning(text, self.path.parent, EXPIRY_S, what)
+            log.warning(text, self.path.parent, self._expiry_s, what)
         elif seen != self._seen:
             self._renewals += 1
             self._end = math.inf
         self._seen = seen
         if self._end == math.inf:
-            self._end = now + EXPIRY_S
+            self._end = now + self._expiry_s
         if now > self._end:
             text = "run %s: taken over, its lease has not been renewed"
             log.warning(text, self.path.parent)

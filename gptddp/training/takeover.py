@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gptddp.checkpoint import run_state, store
-from gptddp.distributed.members import LeaseAsked
+from gptddp.distributed.members import SILENT_S, LeaseAsked
 from gptddp.errors import Finished, LifeLost
 from gptddp.files import exists, explain, make_folder, may_pass, patiently
 from gptddp.run.history import highest_generation
@@ -173,7 +173,8 @@ class Proof:
         if self._lease:
             self._lease.check()
         run, world = Path(life.config.run_dir), life.world
-        self._claim = Claim(run, world.job, world.life, known=True, patient=True)
+        silent_s = SILENT_S if asked.how == "tie" else 0.0
+        self._claim = Claim(run, world.job, world.life, known=True, patient=True, silent_s=silent_s)
 
     def held(self, seconds: float) -> Lease | None:
         """The lease, where this process has it now; waits for so long at most."""

@@ -227,6 +227,22 @@ def test_a_directory_that_becomes_unusable_during_the_wait(tmp_path, holder, mon
     assert time.monotonic() - began > 0.9 * EXPIRY_S
 
 
+def test_the_silence_of_a_holder_counts_as_time_without_a_touch(tmp_path, holder):
+    """Who has not been heard for half of the time is waited for the other half; one that is alive
+    touches its lease meanwhile, and keeps it."""
+    first = holder("job", "life 1")
+    assert word(first) == "held"
+    edit(tmp_path / LEASE, space="another machine")
+    claim = lease.Claim(tmp_path, "job", "life 2", silent_s=EXPIRY_S / 2)
+    assert claim.poll(2 * EXPIRY_S) is None and ask(first) == "mine"
+    first.kill()
+    first.wait()
+    claim = lease.Claim(tmp_path, "job", "life 2", silent_s=EXPIRY_S / 2)
+    began = time.monotonic()
+    until(lambda: claim.poll(0.05)).close()
+    assert 0.4 * EXPIRY_S < time.monotonic() - began < 0.9 * EXPIRY_S
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"\xff\0", b'{"owner": 1}', b"x" * 9999])
 def test_a_torn_or_foreign_lease_runs_out(tmp_path, acquire, caplog, text):
     """What cannot be understood is no crash and no lock for ever: it is waited out, with a word."""
