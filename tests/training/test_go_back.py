@@ -7,6 +7,7 @@ import re
 
 import pytest
 from support.trainer_patches import lose_a_peer
+from support.waiting import until
 from support.waiting_writer import save_in_this_process
 
 from gptddp import train
@@ -44,13 +45,22 @@ def lives(folder):
     return {line["step"]: life for life, line in logged(folder)}
 
 
-def test_a_run_that_has_blown_up_goes_back(run, tmp_path, capsys):
+def test_a_run_that_has_blown_up_goes_back(run, tmp_path, monkeypatch, capsys):
     """Exit code 3 says which command leads out; a start without it ends likewise. With it the run
     is finished, and its log and checkpoints are those of the branch."""
     folder, flags = tmp_path / "run", ("--steps", "30", "--checkpoint-every", "0", "--keep", "2")
     assert run(*flags, "--steps", "6") == 0
+    forward_backward = train.forward_backward
+
+    def when_spoilt_weights_are_saved(ddp, batch, targets, step, *rest):
+        if step == 10:
+            until(lambda: [*folder.glob("checkpoints/step-*.[23]/manifest.json")])
+        return forward_backward(ddp, batch, targets, step, *rest)
+
     for lr in ("1e30", "1e-3"):
-        assert run(*flags, "--lr", lr, "--max-skipped", "3") == 3
+        with monkeypatch.context() as patch:
+            patch.setattr(train, "forward_backward", when_spoilt_weights_are_saved)
+            assert run(*flags, "--lr", lr, "--max-skipped", "3") == 3
         assert "to go back to step 6: --from-step 6, with a lower --lr" in capsys.readouterr().err
     ends = [it["cause"] for it in read_ledger(folder) if it["event"] == "end"]
     assert ends == ["loss or gradient not finite 4 times in a row"] * 2
