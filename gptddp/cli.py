@@ -65,14 +65,14 @@ def _run_dir(run: Path) -> Path:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS]")
 @click.pass_context
 def train(ctx: click.Context, args: tuple[str, ...]) -> None:
-    """Train, or continue, a run: every field of the configuration is a flag.
+    """Train a run, or continue one: see `gptddp train --help`.
 
     \b
     gptddp train --data data --run-dir runs/first
     """
     from gptddp import flags
 
-    flags.from_args(args)  # --help and a mistake are answered before torch is loaded
+    flags.from_args(args, ctx.command_path)  # answers --help and mistakes without torch
     from gptddp.train import main
 
     ctx.exit(main(args))
@@ -109,9 +109,9 @@ def checkpoints(
     step: int | None,
     data: str | None,
 ) -> None:
-    """List the checkpoints of RUN, newest first; exit code 4 if none can be used.
+    """List the checkpoints of RUN, newest first, or export one.
 
-    Nothing here disturbs a job that is running.
+    Exit code 4 if none can be used. Nothing here disturbs a job that is running.
 
     \b
     gptddp checkpoints runs/first --verify
@@ -141,7 +141,7 @@ def checkpoints(
 @click.argument("run", type=click.Path(path_type=Path))
 @click.pass_context
 def log(ctx: click.Context, run: Path) -> None:
-    """Print the history of RUN as JSON lines: each step once, as its newest life logged it.
+    """Print the history of RUN as JSON lines, each step once.
 
     Exit code 1, and what is wrong on stderr, where steps are missing or lines are not this run's.
 
@@ -168,9 +168,9 @@ def log(ctx: click.Context, run: Path) -> None:
 )
 @click.pass_context
 def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
-    """Compute the steps of RUN once more, and compare every bit with its log and checkpoints.
+    """Compute RUN's steps once more, and compare every bit.
 
-    Exit code 0 when all is the same, 1 at the first difference, 2 when this machine cannot say.
+    Exit code 0: its log and checkpoints have the same, 1: a difference, 2: no answer here.
 
     \b
     gptddp audit runs/first --whole
@@ -188,9 +188,9 @@ def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
 @click.argument("run_b", type=click.Path(path_type=Path))
 @click.pass_context
 def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
-    """Compare what two runs trained on, step by step; exit code 1 at the first difference.
+    """Compare what two runs trained on, step by step.
 
-    Exit code 0 when all steps that both have logged are the same, 2 when they cannot be compared.
+    Exit code 0: all steps that both have logged are the same, 1: a difference, 2: no answer.
 
     \b
     gptddp fingerprints runs/undisturbed runs/killed
@@ -217,7 +217,7 @@ def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
     help="File of the page; an older page is replaced.",
 )
 def report(runs: tuple[Path, ...], out: Path) -> None:
-    """Draw runs on one page that needs no network: curves, restarts, where the time went.
+    """Draw runs on one page: curves, restarts, where time went.
 
     Nothing of a run is changed, and it may be going on. Several runs are drawn over each other.
 

@@ -66,7 +66,7 @@ class Config:
         "model.safetensors), whose shape and weights a new run begins with",
     )
     # model
-    preset: str = _f(None, FIXED, f"{', '.join(PRESETS)}; by default tiny on CPUs, else gpt2")
+    preset: str = _f(None, FIXED, f"one of {', '.join(PRESETS)}; default: gpt2, on CPUs tiny")
     n_layer: int = _f(None, FIXED, "transformer blocks", least=1, most=2**12)
     n_head: int = _f(None, FIXED, "attention heads", least=1, most=2**18)
     n_embd: int = _f(None, FIXED, "width, a multiple of n_head", least=1, most=2**18)

@@ -8,16 +8,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from gptddp import amounts
 from gptddp.config import FIELDS, FIXED, START, Config, shown
 from gptddp.errors import ConfigError
-from gptddp.presets import PARTS
+from gptddp.presets import PARTS, PRESETS
 
 # The parts of a model that make it a GPT-2.
 GPT2 = {name: FIELDS[name].metadata["default"] for name in PARTS}
 
+Groups = Mapping[str, Sequence[str]]  # names of options by the titles of a help
+
 STDIN = "-"
 _OF_ONE_START = ("from_scratch", "from_step")  # not even of the run as it is on this machine
-_METAVARS = {"data": "DIR", "run_dir": "DIR", "init_from": "DIR", "preset": "NAME", "betas": "A,B"}
+_METAVARS = {"int": "N", "float": "F", "seconds": "TIME", "str": "NAME", "tuple": "A,B"}
+_FOLDERS = ("data", "run_dir", "cache_dir", "init_from")
+_SECONDS = ("max_time", "checkpoint_every")
+# What `train --help` shows, by groups; in that of `--help-all` all fields follow the first.
+MAIN: Groups = {
+    "data and run": ("data", "run_dir", "init_from"),
+    "model": ("preset", "n_layer", "n_head", "n_embd", "seq_len"),
+    "batch": ("lanes", "batch"),
+    "length and rate": ("optimizer", "steps", "max_tokens", "max_time", "lr", "warmup_steps"),
+    "numbers and hardware": ("seed", "precision", "device"),
+    "what is saved and shown": ("eval_every", "checkpoint_every"),
+}
 
 
 def from_toml(path: str | Path) -> dict[str, Any]:
@@ -28,7 +42,15 @@ def from_toml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: train is {shown(table)}, but it must be a table: [train]")
     if unknown := [key for key in table if key not in FIELDS]:
         raise ConfigError(f"{path}: unknown key {unknown[0]!r}{did_you_mean(unknown[0], FIELDS)}")
-    return {key: _from_value(f"{path}: {key}", key, v) for key, v in table.items()}
+    return {key: _from_toml(f"{path}: {key}", key, v) for key, v in table.items()}
+
+
+def _from_toml(where: str, name: str, value: Any) -> Any:
+    """As `_from_value`; also 1e3 for a whole number, and texts for what has a unit: "1M", "5m"."""
+    has_unit = isinstance(value, str) and value[-1:].isalpha()
+    if _kind(name) in ("int", "seconds") and (has_unit or isinstance(value, float)):
+        return _from_text(where, name, str(value))
+    return _from_value(where, name, value)
 
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
@@ -99,7 +121,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _kind(name: str) -> str:
-    """The name of the field's type: int, float, str, bool or tuple."""
+    """The name of the field's type: int, float, str, bool or tuple; seconds, a float of them."""
+    if name in _SECONDS:
+        return "seconds"
     return str(getattr(FIELDS[name].type, "__name__", FIELDS[name].type))
 
 
@@ -110,7 +134,7 @@ def _from_value(where: str, name: str, value: Any) -> Any:
     """A TOML or JSON value as the field's type; a whole number will do for a float."""
     kind = _kind(name)
     try:
-        if kind == "float" and _is_number(value):
+        if kind in ("float", "seconds") and _is_number(value):
             return float(value)
         if kind == "int" and _is_number(value) and isinstance(value, int):
             return value
@@ -121,7 +145,7 @@ def _from_value(where: str, name: str, value: Any) -> Any:
             return (float(pair[0]), float(pair[1]))
     except OverflowError:  # a whole number beyond every float
         pass
-    wanted = _PAIR if kind == "tuple" else f"a value of type {kind}"
+    wanted = _PAIR if kind == "tuple" else f"a value of type {kind.replace('seconds', 'float')}"
     raise ConfigError(f"{where} is {shown(value)}: it must be {wanted}")
 
 
@@ -129,20 +153,22 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _from_text(name: str, text: Any) -> Any:
-    """A flag's text as the field's type; one without text is True already."""
+def _from_text(where: str, name: str, text: Any) -> Any:
+    """A text as the field's type; a flag without text is True already."""
     kind = _kind(name)
     try:
         if kind == "int":
-            return int(text)
+            return amounts.whole(text)
+        if kind == "seconds":
+            return amounts.seconds(text)
         if kind == "float":
             return float(text)
         if kind == "tuple":
             first, second = text.split(",")
             return (float(first), float(second))
-    except ValueError:
-        wanted = _PAIR if kind == "tuple" else f"of type {kind}"
-        raise ConfigError(f"{flag(name)} is {shown(text)}: it must be {wanted}") from None
+    except ValueError as error:
+        wanted = {"tuple": f"it must be {_PAIR}", "float": "it must be of type float"}
+        raise ConfigError(f"{where} is {shown(text)}: {wanted.get(kind, error)}") from None
     return text
 
 
@@ -151,28 +177,53 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-class _Parser(argparse.ArgumentParser):
-    """A flag for each field, without its default; a mistake is a ConfigError."""
+def in_groups(names: Iterable[str], main: Groups) -> dict[str, tuple[str, bool]]:
+    """The group of each name, and whether it is one of those that `main` has of the group."""
+    first, title = {shown[0]: title for title, shown in main.items()}, ""
+    return {it: (title := first.get(it, title), it in main[title]) for it in names}
 
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, description="Train a GPT.", allow_abbrev=False)
-        self.add_argument("--config", metavar="FILE", help="TOML file; its [train] table is read")
-        for name, f in FIELDS.items():
-            text, default = f.metadata["help"], f.metadata["default"]
+
+class _Parser(argparse.ArgumentParser):
+    """A flag for each field; the help has the main ones, or everything. Errors are ConfigErrors."""
+
+    def __init__(self, prog: str, everything: bool) -> None:
+        super().__init__(
+            prog,
+            usage="%(prog)s [--config FILE] [OPTIONS]",
+            description="Train a GPT, or continue a run. Every option is a key of the TOML file "
+            "too. N may be 400, 10k, 1.5M, 2B or 1e3; TIME 90 (seconds), 45s, 5m or 1h30m.",
+            allow_abbrev=False,
+            add_help=False,
+        )
+        for name, (title, main) in in_groups(FIELDS, MAIN).items():
+            if name == MAIN[title][0]:
+                group = self.add_argument_group(title)
+            help = _help(name) if main or everything else argparse.SUPPRESS
             if _kind(name) == "bool":
-                self.add_argument(flag(name), action="store_true", default=None, help=text)
+                group.add_argument(flag(name), action="store_true", default=None, help=help)
                 continue
-            note = "" if default in (None, "") else f" (default: {default})"
-            metavar = _METAVARS.get(name, _kind(name).upper())
-            self.add_argument(flag(name), metavar=metavar, help=text + note)
+            metavar = "DIR" if name in _FOLDERS else _METAVARS[_kind(name)]
+            group.add_argument(flag(name), metavar=metavar, help=help)
+        group = self.add_argument_group("this command")
+        group.add_argument("--config", metavar="FILE", help="TOML file; its [train] table is read")
+        help = "show this and exit; --help-all shows all options"
+        group.add_argument("-h", "--help", "--help-all", action="help", help=help)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message[:200])
 
 
+def _help(name: str) -> str:
+    """The help of a field, with its default, or with those of the presets that are defaults."""
+    text, default = (FIELDS[name].metadata[it] for it in ("help", "default"))
+    if default is None and name in PRESETS["gpt2"]:
+        default = ", ".join(f"{it} {PRESETS[it][name]}" for it in ("tiny", "gpt2"))
+    return text if default in (None, "") or default is False else f"{text} (default: {default})"
+
+
 def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
     """Flags, over the TOML file that `--config` names, over the defaults."""
-    parser = _Parser(prog)
+    parser = _Parser(prog, everything="--help-all" in args)
     found, rest = parser.parse_known_args(args)
     for word in rest:
         if not word.startswith("-"):
@@ -182,7 +233,7 @@ def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
     given = {name: text for name, text in vars(found).items() if text is not None}
     path = given.pop("config", None)
     values = {} if path is None else from_toml(path)
-    values |= {name: _from_text(name, text) for name, text in given.items()}
+    values |= {name: _from_text(flag(name), name, text) for name, text in given.items()}
     return Config(**values)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gptddp.config import FIELDS, Config, check_world_size, with_preset
 from gptddp.errors import ConfigError
-from gptddp.flags import differences, flag, from_args, to_args
+from gptddp.flags import differences, flag, from_args, from_saved, to_args, to_saved
 from gptddp.presets import PRESETS
 
 
@@ -69,6 +69,22 @@ def test_flags_written_from_a_configuration_give_it_back():
     assert from_args(to_args(dataclasses.asdict(config))) == config
 
 
+def test_a_unit_is_taken_by_flags_and_by_toml_and_the_number_is_recorded(tmp_path):
+    """1M is 1000000 and 5m is 300.0, in what a run has saved and in the flags of pods too."""
+    path = tmp_path / "job.toml"
+    path.write_text('max_tokens = "1M"\nmax_time = "5m"\nsteps = 1e3\ncheckpoint_every = 90\n')
+    for args in (
+        ["--config", str(path)],
+        ["--max-tokens", "1M", "--max-time", "5m", "--steps", "1e3", "--checkpoint-every", "1m30s"],
+    ):
+        saved = to_saved(from_args(args))
+        found = [saved[name] for name in ("max_tokens", "max_time", "steps", "checkpoint_every")]
+        assert repr(found) == "[1000000, 300.0, 1000, 90.0]"
+        assert "--steps 1000 --max-tokens 1000000 --max-time 300.0" in " ".join(to_args(saved))
+    with pytest.raises(ConfigError, match="cannot be used"):
+        from_saved("ledger", {"max_tokens": "1M"})
+
+
 def test_a_flag_without_a_value(tmp_path):
     """--from-scratch stands alone; in TOML it is true or false."""
     assert not from_args([]).from_scratch and from_args(["--from-scratch"]).from_scratch
@@ -93,7 +109,18 @@ def test_lanes_and_batch_follow_each_other():
     [
         (["--lerning-rate", "1"], "unknown option '--lerning-rate'"),
         (["--step", "1"], "did you mean '--steps'"),
-        (["--steps", "many"], "--steps is 'many': it must be of type int"),
+        (["--steps", "many"], "--steps is 'many': it must be a whole number"),
+        (["--steps", "1.5"], "--steps is '1.5': it must be a whole number"),
+        (
+            ["--max-tokens", "5m"],
+            "--max-tokens is '5m': it must be a whole number, as in 400, 10k, 1",
+        ),
+        (["--max-tokens", "1e99"], "it must be at most 9007199254740992"),
+        (
+            ["--max-time", "5M"],
+            "--max-time is '5M': it must be a time, as in 90 (seconds), 45s, 10m",
+        ),
+        (["--max-time", "-5"], "max_time is -5.0: it must be at least 0"),
         (["--steps", "0"], "steps is 0: it must be at least 1"),
         (["--steps"], "argument --steps: expected one argument"),
         (["--data", "--steps"], "argument --data: expected one argument"),
@@ -133,6 +160,9 @@ def test_a_wrong_flag_is_refused_with_the_fix(args, message):
     [
         ("[train]\nstep = 1\n", "unknown key 'step': did you mean 'steps'?"),
         ("[train]\nsteps = '1'\n", "steps is '1': it must be a value of type int"),
+        ("[train]\nsteps = 1.5\n", "steps is '1.5': it must be a whole number"),
+        ("[train]\nsteps = '5m'\n", "steps is '5m': it must be a whole number"),
+        ("[train]\nmax_time = '5'\n", "max_time is '5': it must be a value of type float"),
         ("steps = true\n", "must be a value of type int"),
         ("steps = = 1\n", "is not valid TOML"),
         ("train = 3\n", "it must be a table"),

@@ -18,8 +18,8 @@ from support.paths import ROOT
 
 # From the lowest level up. "gptddp" is the package itself, for its `__version__`.
 LEVELS = [
-    {"gptddp", "errors", "grace", "presets"},
-    {"config", "files"},
+    {"gptddp", "amounts", "errors", "grace", "presets"},
+    {"click_types", "config", "files"},
     {"advice", "budget", "flags"},
     {"distributed"},
     {"data", "run"},
@@ -29,6 +29,7 @@ LEVELS = [
     {"train", "inference", "fingerprints", "prepare"},
     {"audit", "report"},
     {"cli", "launch", "demo"},
+    {"__main__"},
 ]
 K8S_LEVELS = [
     {"exit_codes", "objects"},
@@ -40,7 +41,8 @@ K8S_LEVELS = [
 ]
 # What k8s takes from outside of it; `gptddp` is again the version.
 K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.model.shape"} | {
-    f"gptddp.{name}" for name in ("advice", "budget", "config", "errors", "files", "flags")
+    f"gptddp.{name}"
+    for name in ("advice", "budget", "click_types", "config", "errors", "files", "flags")
 }
 # Imports within a function that go up, or out of k8s: where a command begins.
 UPWARDS = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from gptddp.click_types import Count
 from gptddp.errors import ConfigError, visible
 
 
@@ -21,7 +22,7 @@ from gptddp.errors import ConfigError, visible
 )
 @click.option(
     "--tokens",
-    type=click.IntRange(0),
+    type=Count(0),
     default=200,
     show_default=True,
     metavar="N",
@@ -42,7 +43,7 @@ from gptddp.errors import ConfigError, visible
 )
 @click.option(
     "--seed",
-    type=click.IntRange(-(2**63), 2**64 - 1),  # as torch has it
+    type=Count(-(2**63), 2**64 - 1),  # as torch has it
     default=0,
     show_default=True,
     metavar="N",
@@ -51,7 +52,7 @@ from gptddp.errors import ConfigError, visible
 @click.option("--step", type=int, metavar="N", help="Checkpoint step. [default: the newest valid]")
 @click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
 def sample(run: Path, data: str | None, step: int | None, prompt: str, **options: Any) -> None:
-    """Print text from a checkpoint of RUN, each token as soon as it is there.
+    """Print text from a checkpoint of RUN, token by token.
 
     \b
     gptddp sample runs/first --prompt "def" --tokens 100
@@ -100,7 +101,7 @@ def _check(prompt: str, temperature: float, top_k: int, top_p: float) -> None:
 )
 @click.option(
     "--tokens",
-    type=click.IntRange(1),
+    type=Count(1),
     metavar="N",
     help="Approximate token count. [default: the whole split]",
 )
@@ -108,7 +109,7 @@ def _check(prompt: str, temperature: float, top_k: int, top_p: float) -> None:
 def evaluate(
     model: Path, dataset: str, step: int | None, split: Any, tokens: int | None, output: str | None
 ) -> None:
-    """Print the loss of RUN on DATASET: nats a token, and bits a byte.
+    """Print the loss of RUN on DATASET: nats a token, bits a byte.
 
     RUN is a run directory, or a Hugging Face model folder. DATASET is any that was
     prepared with its tokenizer. The same command gives the same bits.

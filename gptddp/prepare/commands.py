@@ -79,7 +79,7 @@ import click
     help="Leave out so many records that cannot be used, and list them in bad.jsonl.",
 )
 def prepare(sources: tuple[str, ...], out: str, val: tuple[str, ...], **options: Any) -> None:
-    """Turn text into a dataset: parquet shards, a tokenizer, a validation split.
+    """Turn text into a dataset: parquet shards and a tokenizer.
 
     SOURCE is a text file, a .jsonl or .json file (also .gz, .zst, .bz2), a .parquet file, or a
     folder of them. Every other file of a folder is text, and skipped if it is not UTF-8; hidden
@@ -90,7 +90,7 @@ def prepare(sources: tuple[str, ...], out: str, val: tuple[str, ...], **options:
 
     \b
     gptddp prepare books/ more.jsonl.zst --out data
-    gptddp prepare src/ --include '*.py' --exclude tests --vocab-size 4096 --out data
+    gptddp prepare src/ --include '*.py' --vocab-size 4096 --out data
     """
     from gptddp.prepare.build import prepare as run
     from gptddp.prepare.phases import Phases

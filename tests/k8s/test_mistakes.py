@@ -93,9 +93,12 @@ def test_a_name_is_taken_as_o_name_prints_it(k8s):
         ("logs job --local --first-failure", ["--first-failure has no meaning with --local"]),
         ("delete job --local --no-wait", ["--no-wait has no meaning with --local"]),
         *(
-            (f"logs demo --since={it}", ["as in 45s, 10m or 1h30m"])
-            for it in ("10", "", "-5m", "1d", "5m2h", "0s", "m")
+            (f"{it}", ["it must be a time, as in 90 (seconds), 45s, 10m (minutes) or 1h30m"])
+            for wrong in ("", "-5m", "1d", "5m2h", "5M", "m", "nan", "1e400")
+            for it in (f"logs demo --since={wrong}", f"wait demo --timeout={wrong}")
         ),
+        ("logs demo --since 0s", ["0.0 is not in the range x>=1"]),
+        ("sample demo --tokens 5m", ["as in 400, 10k, 1.5M (millions), 2B or 1e3"]),
         ("render -- --stpes 4", ["unknown option '--stpes': did you mean '--steps'?"]),
         ("render --stpes 4", ["--steps is an option of the trainer: put it after --"]),
         ("render --steps 4", ["an option of the trainer: put it after --"]),

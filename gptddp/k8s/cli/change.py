@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.option("--no-wait", is_flag=True, help="do not wait until its pods have ended")
 @job_options
 def delete(cluster: Any, name: str, no_wait: bool) -> None:
-    """Delete a job with its pods and everything that was created beside it.
+    """Delete a job with its pods and all that was created beside it.
 
     Its pods commit a checkpoint before they end, and the run directory stays on its volume: the
     same job submitted again goes on from there. Exit code 102: there is no such job.
@@ -66,7 +66,7 @@ def scale(cluster: "Cluster", name: str, replicas: int) -> None:
 @name_argument
 @job_options
 def suspend(cluster: Any, name: str) -> None:
-    """Stop the pods of a job, which commit a checkpoint, and keep the job.
+    """Stop a job's pods, which commit a checkpoint, and keep the job.
 
     \b
     gptddp-k8s suspend demo

@@ -4,13 +4,14 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from gptddp.errors import GptddpError, visible, visible_lines
+from gptddp.flags import Groups, in_groups
 from gptddp.k8s.exit_codes import BROKEN_PIPE, INTERRUPTED
 from gptddp.k8s.render import pod
 
@@ -20,24 +21,32 @@ TYPED = "gptddp.typed"  # in the meta of a Command's context: the words after it
 class Command(click.Command):
     """A command whose argument is what stands after `--`: the options of another program.
 
-    of: what that is; takes: the names of its options.
+    of: what that is; takes: the names of its options; main: the options of the help, by groups.
     """
 
     def __init__(
-        self, *args: Any, owner: str, takes: Callable[[], Collection[str]], **settings: Any
+        self, *args: Any, owner: str, takes: Callable[[], list[str]], main: Groups, **settings: Any
     ) -> None:
         super().__init__(*args, **settings)
-        self._owner, self._takes = owner, takes
+        self._owner, self._takes, self._main = owner, takes, main
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        return ["-h", "--help", "--help-all"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Options by their sections, in the order in which a section has its first."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            if (record := param.get_help_record(ctx)) is not None:
-                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
-        for name, records in sections.items():
-            with formatter.section(name):
+        """The main options by their groups; all of them for `--help-all`."""
+        everything = "--help-all" in ctx.meta.get(TYPED, ())
+        options = {max(it.opts, key=len): it for it in self.get_params(ctx) if it.opts[0][0] == "-"}
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for name, (title, main) in in_groups(options, self._main).items():
+            if (main or everything) and (record := options[name].get_help_record(ctx)):
+                groups.setdefault(title, []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
                 formatter.write_dl(records)
+        formatter.write_paragraph()
+        formatter.write_text(f"After -- stand the options of {self._owner}.")
+        formatter.write_text(f"`{ctx.command_path} --help-all` shows all options.")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[TYPED] = list(args)
@@ -60,12 +69,6 @@ class Command(click.Command):
 
 class Group(click.Group):
     """Turns our errors into a message on stderr and their exit code; no traceback."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Whole sentences, which click would cut."""
-        with formatter.section("Commands"):
-            texts = {name: it.help or "" for name, it in sorted(self.commands.items())}
-            formatter.write_dl([(name, it.partition("\n")[0]) for name, it in texts.items()])
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line, and end the process with its exit code."""

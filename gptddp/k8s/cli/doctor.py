@@ -9,10 +9,10 @@ import click
 from gptddp.errors import visible
 from gptddp.k8s.cli.command import Command, note
 from gptddp.k8s.cli.options import context_options
-from gptddp.k8s.cli.spec_commands import load, spec_options, trainer_flags
+from gptddp.k8s.cli.spec_commands import MAIN, load, spec_options, trainer_flags
 
 
-@click.command(cls=Command, owner="the trainer", takes=trainer_flags)
+@click.command(cls=Command, owner="the trainer", takes=trainer_flags, main=MAIN)
 @spec_options
 @context_options
 @click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help="format [text]")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 )
 @job_options
 def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
-    """List the jobs of gptddp with their state, their pods and their age."""
+    """List the jobs of gptddp with their state, pods and age."""
     from gptddp.k8s.observe import job_rows
     from gptddp.k8s.observe.status import table
 

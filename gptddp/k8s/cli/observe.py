@@ -13,7 +13,7 @@ from gptddp.k8s.cli.options import job_options, name_argument
 @click.command()
 @name_argument
 @click.option("-w", "--watch", is_flag=True, help="show it live until the job ends")
-@click.option("--every", type=click.FloatRange(0.2), metavar="S", help="seconds between looks [2]")
+@click.option("--every", type=types.Time(0.2), help="time between looks [2s]")
 @click.option(
     "-o", "--output", type=click.Choice(["wide", "name", "json", "yaml"]), help="format [text]"
 )
@@ -84,14 +84,14 @@ def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> 
     "--pod",
     type=click.IntRange(0),
     metavar="INDEX",
-    help="of the pod <name>-worker-INDEX only, without the prefix [all pods]",
+    help="only of the pod <name>-worker-INDEX, without the prefix [all pods]",
 )
 @click.option(
     "--tail", type=click.IntRange(0), metavar="N", help="the last lines of each pod [all]"
 )
-@click.option("--since", type=types.DURATION, help="what is not older, such as 90s or 1h30m [all]")
-@click.option("--previous", is_flag=True, help="of the containers before the last restart")
-@click.option("--first-failure", is_flag=True, help="of the container that failed first")
+@click.option("--since", type=types.Time(1), help="lines that are not older, as in 10m [all]")
+@click.option("--previous", is_flag=True, help="logs of the containers before the last restart")
+@click.option("--first-failure", is_flag=True, help="log of the container that failed first")
 @job_options
 @click.pass_context
 def logs(

@@ -27,15 +27,10 @@ def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     return tuple(found)
 
 
-class _PodOption(click.Option):
-    section = "What a cluster asks of its pods"  # of the help
-
-
 def flag_of(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     """The settings of the option for a field of a job."""
     kind, help = fields.kind(field), field.metadata["help"]
-    settings: dict[str, Any] = {"cls": _PodOption} if field.name in pod.FIELDS else {}
-    settings["metavar"] = field.metadata["metavar"]
+    settings: dict[str, Any] = {"metavar": field.metadata["metavar"]}
     if kind in (Kind.LIST, *fields.TABLES):
         settings |= {"multiple": True, "callback": pairs if kind in fields.TABLES else None}
     elif kind is Kind.TREE:
@@ -78,7 +73,7 @@ def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """kubectl's `--context` and `--kubeconfig`, as they are."""
     kubeconfig = "kubectl's configuration file [KUBECONFIG, ~/.kube/config]"
     command = click.option("--kubeconfig", type=types.FILE, help=kubeconfig)(command)
-    context = "context of that file [its current one]"
+    context = "context of kubectl [its current one]"
     return click.option("--context", type=types.WORD, help=context)(command)
 
 
@@ -145,7 +140,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=types.FOLDER,
             help=f"folder of local jobs [{LOCAL_DIR}]",
         ),
-        click.option("--local", is_flag=True, help="of the jobs on this machine"),
+        click.option("--local", is_flag=True, help="a job on this machine, not on a cluster"),
     ):
         chosen = option(chosen)
     return chosen
@@ -157,9 +152,9 @@ def wait_options(
     """--wait, --follow and --timeout; `good`: how what is waited for may end, `logs`: its own."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        until = f"until it has ended: exit code 0 {good}, 100 failed"
+        until = f"wait until it has ended: exit code 0 {good}, 100 failed"
         for option in (
-            click.option("--timeout", type=types.SECONDS, help="of the wait: exit code 124"),
+            click.option("--timeout", type=types.SECONDS, help="end the wait then: exit code 124"),
             click.option("--follow", is_flag=True, help=f"as --wait, with {logs}"),
             click.option("--wait", is_flag=True, help=until),
         ):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gptddp import __version__
+from gptddp.click_types import Count
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import Command, note
 from gptddp.k8s.cli.options import (
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from gptddp.k8s.render.spec import JobSpec
 
 IMAGE = f"gptddp:{__version__}"
+_MAIN = {
+    "The Job": ("--source", "--data", "--name", "--image", "--cpu", "--memory"),
+    "On a cluster": ("--namespace", "--context", "--dry-run", "--wait", "--follow", "--timeout"),
+    "What a cluster asks of its pods": ("--file", "--service-account"),
+    "Help": ("--help-all",),
+}
 
 
 def _prepare_flags() -> list[str]:
@@ -34,7 +41,7 @@ def _prepare_flags() -> list[str]:
     return [name for param in command.params for name in param.opts]
 
 
-@click.command(cls=Command, owner="`gptddp prepare`", takes=_prepare_flags)
+@click.command(cls=Command, owner="`gptddp prepare`", takes=_prepare_flags, main=_MAIN)
 @click.option(
     "--source",
     required=True,
@@ -73,7 +80,7 @@ def prepare(
     job: "JobSpec",
     options: tuple[str, ...],
 ) -> None:
-    """Make a dataset in a volume of the cluster, from texts in a volume.
+    """Make a dataset in a volume of the cluster, from texts in one.
 
     A batch Job runs `gptddp prepare` with the options after `--`. The same command again changes
     nothing while the Job runs or when it is done; it runs a failed one again.
@@ -140,11 +147,11 @@ def _run_prepare(
 @click.command()
 @name_argument
 @click.option("--prompt", default="", metavar="TEXT", help="text to go on from")
-@click.option("--tokens", type=click.IntRange(1), default=200, help="tokens to make [200]")
+@click.option("--tokens", type=Count(1), default=200, help="tokens to make [200]")
 @click.option(
     "--temperature", type=click.FloatRange(0), default=0.8, help="0: likeliest token [0.8]"
 )
-@click.option("--top-k", type=click.IntRange(0), default=50, help="likeliest tokens; 0: all [50]")
+@click.option("--top-k", type=Count(0), default=50, help="likeliest tokens; 0: all [50]")
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
@@ -153,11 +160,11 @@ def _run_prepare(
 )
 @click.option(
     "--seed",
-    type=click.IntRange(-(2**63), 2**64 - 1),
+    type=Count(-(2**63), 2**64 - 1),
     default=0,
     help="another seed, other text [0]",
 )
-@click.option("--step", type=click.IntRange(0), help="checkpoint step [the newest valid]")
+@click.option("--step", type=Count(0), help="checkpoint step [the newest valid]")
 @click.option("--image", type=types.WORD, help=f"image with gptddp [the job's, else {IMAGE}]")
 @click.option("--memory", type=types.WORD, help="memory limit of the pod [the job's, else 4Gi]")
 @click.option(
@@ -172,7 +179,7 @@ def _run_prepare(
     metavar="CLAIM",
     help="volume with the dataset [the job's, else data]",
 )
-@click.option("--timeout", type=types.SECONDS, default=300, help="exit code 124 after it [300]")
+@click.option("--timeout", type=types.SECONDS, default=300, help="end then: exit code 124 [5m]")
 @pod_options
 @job_options
 @click.pass_context

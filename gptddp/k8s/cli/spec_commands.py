@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -24,8 +24,17 @@ from gptddp.k8s.local.paths import LOCAL_DIR
 from gptddp.k8s.render import spec
 from gptddp.k8s.render.spec import JobSpec
 
-if TYPE_CHECKING:
-    pass
+# The options that people set, by the groups of the help; `--help-all` has the others too.
+MAIN = {
+    "The job": ("--file", "--name", "--namespace", "--image"),
+    "Pods": ("--replicas", "--min", "--max", "--cpu", "--memory", "--gpus", "--env"),
+    "Volumes": ("--data", "--runs"),
+    "A queue of Kueue": ("--queue",),
+    "What a cluster asks of its pods": ("--service-account",),
+    "On a cluster": ("--context", "--dry-run", "--replace", "--wait", "--follow"),
+    "On this machine": ("--local", "--verbose"),
+    "Help": ("--help-all",),
+}
 
 
 def spec_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -61,7 +70,9 @@ def load(options: dict[str, Any]) -> JobSpec:
     return job
 
 
-@click.command(cls=Command, owner="the trainer", takes=trainer_flags)
+@click.command(
+    cls=Command, owner="the trainer", takes=trainer_flags, main={**MAIN, "Output": ("--output",)}
+)
 @spec_options
 @click.option(
     "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="format [yaml]"
@@ -87,7 +98,7 @@ def render(output: str, **options: Any) -> None:
     )
 
 
-@click.command(cls=Command, owner="the trainer", takes=trainer_flags)
+@click.command(cls=Command, owner="the trainer", takes=trainer_flags, main=MAIN)
 @spec_options
 @context_options
 @click.option(

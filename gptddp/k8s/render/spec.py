@@ -37,6 +37,9 @@ class JobSpec:
     name: str = _f("gptddp", "name of the job, of its pods <name>-worker-<i>, and of the run")
     namespace: str | None = _f(None, "namespace; by default the one of kubectl's context")
     image: str = _f(f"gptddp:{__version__}", "image whose entrypoint is `python -m gptddp.launch`")
+    code: "Code | None" = _f(
+        None, "folder whose Python files go before those of the image", Kind.CODE, "DIR"
+    )
     replicas: int = _f(1, "pods to start with; the most there will be, without --max", Kind.NUMBER)
     min: int | None = _f(
         None, "fewest pods to train with [default: half of the replicas, rounded up]", Kind.NUMBER
@@ -62,15 +65,15 @@ class JobSpec:
     shm: str | None = _f(
         None, "size of /dev/shm, which NCCL uses [default: 1Gi with a GPU, or 256Mi]", Kind.QUANTITY
     )
-    data: str = _f("data", "claim with the dataset, read-only: CLAIM or CLAIM/PATH")
-    runs: str = _f(
-        "runs", "claim with the run directories, shared by all pods: CLAIM or CLAIM/PATH"
-    )
     grace_s: int = _f(
         60, "seconds from SIGTERM to SIGKILL: time to commit a checkpoint", Kind.NUMBER
     )
     env: tuple[tuple[str, str], ...] = _f(
         (), "environment variable; may be repeated", Kind.TABLE, "NAME=VALUE"
+    )
+    data: str = _f("data", "claim with the dataset, read-only", metavar="CLAIM[/PATH]")
+    runs: str = _f(
+        "runs", "claim with the run directories, shared by all pods", metavar="CLAIM[/PATH]"
     )
     queue: str | None = _f(
         None, "LocalQueue of Kueue in which the job waits for its turn", metavar="NAME"
@@ -83,9 +86,6 @@ class JobSpec:
         "nodes that Kueue looks for: required=LABEL: with the same value of this label; "
         "preferred=LABEL; unconstrained",
         metavar="WISH",
-    )
-    code: "Code | None" = _f(
-        None, "folder whose Python files go before those of the image", Kind.CODE, "DIR"
     )
     pod: PodOptions = PodOptions()
     train: Config = Config()

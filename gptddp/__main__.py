@@ -1,0 +1,5 @@
+"""`python -m gptddp`: the `gptddp` command."""
+
+from gptddp.cli import cli
+
+cli()

@@ -1,0 +1,30 @@
+"""Numbers and times as options of both programs take them, as people write them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from gptddp import amounts
+
+
+class _AsWritten(click.ParamType[Any]):
+    parse: Callable[[str], float]
+
+    def convert(self, value: Any, *rest: Any) -> Any:
+        try:
+            return super().convert(self.parse(str(value)), *rest)
+        except ValueError as error:
+            self.fail(f"{str(value)[:60]!r}: {error}", *rest)
+
+
+class Count(_AsWritten, click.IntRange):
+    """A whole number such as 400, 10k, 1.5M or 1e3."""
+
+    name, parse = "n", staticmethod(amounts.whole)
+
+
+class Time(_AsWritten, click.FloatRange):
+    """A length of time, in seconds: 90, 45s, 10m or 1h30m."""
+
+    name, parse = "time", staticmethod(amounts.seconds)
