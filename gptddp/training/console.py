@@ -80,7 +80,7 @@ class Console:
         log.info("life %d: %s%s", event["generation"], where, redo)
 
     def _on_step(self, event: Event) -> None:
-        """A step that is skipped, an evaluation; every `log_every` steps loss, speed, time left."""
+        """A step that is skipped, an evaluation; every `log_every` steps loss, speed, ETA."""
         line = event["line"]
         if line["loss"] is None:
             log.warning("step %d: loss or gradient not finite, step skipped", line["step"])
