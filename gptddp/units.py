@@ -53,9 +53,9 @@ def size(nbytes: float) -> str:
 
 
 def number(text: str) -> float:
-    """Of an `amount`, as far as that says."""
-    digits, _, prefix = text.partition(" ")
-    return float(digits) * _TIMES[prefix]
+    """Of an `amount`, as far as that says; version 0.1.0 wrote `21.0k`."""
+    digits = text.rstrip(" kMBT")
+    return float(digits) * _TIMES[text[len(digits) :].strip()]
 
 
 def loss(nats: float | None) -> str:

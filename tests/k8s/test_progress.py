@@ -33,6 +33,14 @@ def test_what_rank_0_says_is_read_back(said):
     assert shown["last fault"].startswith("life 1, after step 99: ")
 
 
+def test_a_line_of_version_0_1_0_has_its_step_loss_and_speed():
+    """Of an older image; its ETA and its goodput had another form, and are left out."""
+    line = "step 110/400  loss 2.0000  lr 1.00e-03  44.0k tok/s  4 ranks  4:40 left  goodput 97%"
+    found = progress([line])["progress"]
+    assert (found["step"], found["loss"], found["tok_s"]) == (110, 2.0, 44000.0)
+    assert found["left_s"] is None and found["goodput"] is None
+
+
 def test_a_fault_names_one_step():
     """That after which the life ended, and not also the last one that a survivor has seen."""
     with heard() as lines:

@@ -26,7 +26,7 @@ _NEW_S = 60.0  # a line's age at which its pod surely has rank 0
 MOST_LOSSES = 10_000
 _STEP = re.compile(
     r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?"
-    r"  (?P<speed>[\d.]+(?: [kMBT])?) tok/s(?:  (?P<ranks>\d+) ranks?)?"
+    r"  (?P<speed>[\d.]+ ?[kMBT]?) tok/s(?:  (?P<ranks>\d+) ranks?)?"
     r"(?:  ETA (?P<eta>\d\S* \w+(?: \d+ \w+)?))?"
     r"(?:  goodput (?:< )?(?P<goodput>[\d.]+) %)?(?P<storage>  storage fails)?"
     r"(?:  slow: (?P<slow>.*))?"
