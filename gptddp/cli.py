@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(f"gptddp needs the package {error.name}: pip install 'gptddp[train]'")
 
-from gptddp import __version__
+from gptddp import __version__, units
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
 from gptddp.files import FULL, MISPLACED, explain, may_pass
 from gptddp.inference.model_commands import evaluate, sample
@@ -129,7 +129,7 @@ def checkpoints(
         return
     found = list_checkpoints(_run_dir(run), full=verify)
     for it in found:
-        size = f"{it.nbytes / 1e6:.1f} MB"
+        size = units.size(it.nbytes)
         click.echo(visible(f"{it.name:32} {it.state:12} {size:>10}  {it.reason}".rstrip()))
     if not found:
         click.echo(f"{run} has no checkpoints", err=True)
@@ -228,5 +228,5 @@ def report(runs: tuple[Path, ...], out: Path) -> None:
     from gptddp.report.page import report as draw
 
     nbytes, drawn = draw([_run_dir(run) for run in runs], out)
-    click.echo(f"{nbytes / 1e6:.1f} MB, of {drawn} run{'s' * (drawn > 1)}:", err=True)
+    click.echo(f"{units.size(nbytes)}, of {units.many(drawn, 'run')}:", err=True)
     click.echo(visible(out))

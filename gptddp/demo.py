@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gptddp import units
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
 from gptddp.run import summary
@@ -114,7 +115,7 @@ def report(run: Path, data: Path, killed: float | None) -> bool:
     say("Result")
     print(f"validation loss  {last['val_bpb']:.3f} bits/byte")
     print(f"baseline         {bits:.3f} bits/byte (token frequencies only)")
-    print(f"steps            {last['step']}, {last['tokens'] / 1e6:.1f} M tokens")
+    print(f"steps            {last['step']}, {units.amount(last['tokens'])} tokens")
     print(f"in the log       {missing} missing or doubled")
     print(f"data             chain of all batch fingerprints {last['chain_fp']}")
     if killed is not None:

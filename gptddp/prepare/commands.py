@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from gptddp.units import size
+
 
 @click.command()
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
@@ -121,8 +123,7 @@ def summary(out: Path, m: dict[str, Any]) -> str:
         else "",
         "dropped": f"{lost['empty']:,} empty, {lost['duplicate']:,} copies, "
         f"{lost['binary_files']:,} binary",
-        "text": f"{train['text_bytes'] / 1e6:,.1f} MB train, {val['text_bytes'] / 1e6:,.1f} MB "
-        "validation",
+        "text": f"{size(train['text_bytes'])} train, {size(val['text_bytes'])} validation",
         "tokenizer": f"{m['tokenizer']['kind']}, vocabulary {m['tokenizer']['vocab_size']:,}, "
         f"{bytes_a_token:.2f} bytes a token",
         "baseline": f"{nats:.3f} nats a token, {bits_a_byte:.3f} bits a byte (token frequencies "

@@ -7,9 +7,9 @@ from typing import Any
 from gptddp.errors import visible
 from gptddp.report.life_records import LifeRecord, moved, number
 from gptddp.report.run_record import RunRecord
-from gptddp.report.words import duration, many, value
 from gptddp.run import moves
 from gptddp.run.code_of_steps import named
+from gptddp.units import duration, many, value
 
 Notes = list[tuple[int, str]]  # step, words
 

@@ -9,8 +9,8 @@ from gptddp.errors import visible, visible_lines
 from gptddp.report import happenings, verdict
 from gptddp.report.life_records import number
 from gptddp.report.run_record import RunRecord
-from gptddp.report.words import amount, clock, duration, many, percent, value
 from gptddp.run import owners
+from gptddp.units import amount, clock, duration, many, percent, size, value
 
 MOST_ROWS = 60  # of a table
 MOST_SAMPLES = 12
@@ -117,8 +117,8 @@ def checkpoints(run: RunRecord) -> Table:
         save = saves.get(it.name, {})
         took = [duration(number(save[key])) if key in save else "" for key in took_s]
         saved = clock(it.time) if it.time else ""
-        size = f"{it.nbytes / 1e6:,.1f} MB"
-        rows.append([it.name, f"{it.step:,}", it.state, size, saved, *took, it.reason])
+        about = it.name, f"{it.step:,}", it.state, size(it.nbytes), saved
+        rows.append([*about, *took, it.reason])
     failed = len([it for it in events if it.get("error")])
     there = f"{len(rows):,} {'is' if len(rows) == 1 else 'are'} there now"
     caption = f"{many(len(saves), 'save')} in all, {failed:,} failed; {there}."

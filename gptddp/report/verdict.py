@@ -10,10 +10,10 @@ from gptddp.budget import BUDGETS, shown
 from gptddp.checkpoint.run_state import why_ended
 from gptddp.report.life_records import LifeRecord, moved, number
 from gptddp.report.run_record import RunRecord
-from gptddp.report.words import amount, clock, duration, many
 from gptddp.run import crash_loop, lease_file
 from gptddp.run.directory import LEASE
 from gptddp.run.lease import EXPIRY_S
+from gptddp.units import amount, clock, duration, many
 
 # A lease that is looked at from another machine, whose clock differs, may seem older than it is.
 _SILENT_S = 2.5 * EXPIRY_S

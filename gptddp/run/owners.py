@@ -28,6 +28,7 @@ ABOUT = {
 }
 OWNERS = tuple(ABOUT)
 LOSSES = OWNERS[1:]
+OF_FAULTS = ("redone", "detection", "reforming", "reload")
 _OF_PHASE = {
     "step": "training",
     "wait": "waiting",
@@ -163,9 +164,14 @@ class Owners:
 
 
 def goodput(rank_seconds: Mapping[str, float]) -> float | None:
-    """The part of these, by owner, that went to new steps; None where there are none."""
-    total = sum(rank_seconds.values())
-    return rank_seconds["training"] / total if total > 0 else None
+    """The part of these, by owner, that went to new steps; None as long as there was no fault.
+
+    Until then it would say no more than how long ago the run began. A rank that comes counts as
+    one that is lost: the others stop for it.
+    """
+    if not any(rank_seconds.get(owner) for owner in OF_FAULTS):
+        return None
+    return rank_seconds["training"] / sum(rank_seconds.values())
 
 
 def _of_rank(phases: Phases, rank: int) -> float:

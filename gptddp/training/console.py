@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from gptddp import budget
+from gptddp import budget, units
 from gptddp.checkpoint.run_state import why_ended
 from gptddp.run import moves
 from gptddp.run.code_of_steps import named
@@ -71,8 +71,7 @@ class Console:
     def _on_start(self, event: Event) -> None:
         """The run, and where this life goes on."""
         c, params, step = self._config, event["params"], event["step"]
-        size = f"{params / 1e6:.1f} M" if params >= 1e5 else f"{params / 1e3:.1f} k"
-        what = f"{c.preset}, {size} parameters, {c.precision} on {event['device']}"
+        what = f"{c.preset}, {units.amount(params)} parameters, {c.precision} on {event['device']}"
         rows = f"{c.batch} rows of {c.seq_len} tokens a step"
         log.info("%s: %s, %s; %s", c.run_dir, what, _ranks(event["world_size"]), rows)
         redo = f", {event['redo']} steps to do again" if event["redo"] else ""
@@ -81,7 +80,7 @@ class Console:
         log.info("life %d: %s%s", event["generation"], where, redo)
 
     def _on_step(self, event: Event) -> None:
-        """A step that is skipped, an evaluation; every `log_every` steps loss, speed, time left."""
+        """A step that is skipped, an evaluation; every `log_every` steps loss, speed, ETA."""
         line = event["line"]
         if line["loss"] is None:
             log.warning("step %d: loss or gradient not finite, step skipped", line["step"])
@@ -104,18 +103,16 @@ class Console:
         left_s = (budget.last_step(c, *done) - line["step"]) * statistics.median(self._recent)
         if c.max_time:
             left_s = min(left_s, c.max_time - train_s)
-        eta_s = max(0, int(left_s))
-        loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
         parts = [
             f"step {budget.shown(c, *done)}",
-            f"loss {loss}",
+            f"loss {units.loss(line['loss'])}",
             f"lr {line['lr']:.2e}",
-            f"{line['tok_s'] / 1e3:.1f}k tok/s",
+            f"{units.amount(line['tok_s'])} tok/s",
             _ranks(line["world_size"]),
-            f"{eta_s // 60}:{eta_s % 60:02d} left",
+            f"ETA {units.duration(max(0, int(left_s)))}",
         ]
         if self._goodput is not None:
-            parts.append(f"goodput {100 * self._goodput:.0f}%")
+            parts.append(f"goodput {units.percent(self._goodput)}")
         if self._storage_fails:
             parts.append("storage fails")
         if slow := [f"{name} {ratio:.1f}x" for name, ratio in event["slow"].items()]:

@@ -297,18 +297,23 @@ class Recorder:
             log.warning("%s", explain(error))
 
     def results(self, progress: Progress) -> dict[str, float | None]:
-        """By the keys of results.py; the MFU is that of this life, as is its world."""
+        """By the keys of results.py; the MFU is that of this life, as is its world.
+
+        On a CPU without those of a GPU.
+        """
         tokens, train_s = self._before
         done = progress.tokens - tokens, progress.train_s - train_s
         ended = time.time() if done[0] else self.line.get("time", time.time())
-        mfu = results.mfu(self._flops, *done, self.world.world_size, self._peak)
-        on_gpu = self.world.device.type == "cuda"
+        of_gpu: dict[str, float | None] = {}
+        if self.world.device.type == "cuda":
+            mfu = results.mfu(self._flops, *done, self.world.world_size, self._peak)
+            vram_mb = self.spent.memory.most / 2**20
+            of_gpu = {"peak_vram_mb": vram_mb, "mfu_percent": mfu and 100 * mfu}
         return {
             "val_bpb": self.line.get("val_bpb"),
             "training_seconds": progress.train_s,
             "total_seconds": ended - self._run_began,
-            "peak_vram_mb": self.spent.memory.most / 2**20 if on_gpu else 0.0,
-            "mfu_percent": mfu and 100 * mfu,
+            **of_gpu,
             "total_tokens_M": progress.tokens / 1e6,
             "num_steps": progress.step,
             "num_params_M": self._params / 1e6,

@@ -21,10 +21,11 @@ _FORMATS = {
 
 
 def lines(found: Mapping[str, float | None]) -> list[str]:
-    """`key: value` for each, behind a line `---`; `n/a` where nobody can know."""
+    """`key: value` for each that is found, behind a line `---`; `n/a` where nobody can know."""
     shown = {
         key: "n/a" if found[key] is None else format(found[key], form)
         for key, form in _FORMATS.items()
+        if key in found
     }
     return ["---", *(f"{key + ':':17} {value}" for key, value in shown.items())]
 

@@ -62,7 +62,7 @@ def test_status_and_list_show_a_job_on_this_machine(here, k8s, tmp_path):
     assert result.exit_code == 0, result.output
     assert "job  Running  pods 1/2\n" in result.stdout and "120/400" in result.stdout
     shown = json.loads(k8s("status", "job", "-o", "json").stdout)
-    assert shown["progress"]["goodput"] == 0.97 and shown["fault"]["step"] == 99
+    assert shown["progress"]["goodput"] == 0.974 and shown["fault"]["step"] == 99
     assert [it["ready"] for it in shown["pods"]] == [True, False]
     assert [it["age_s"] // 50 for it in shown["pods"]] == [2, 0]
     assert shown["pods"][1]["status"].startswith("Error 137 (SIGKILL")  # as of a cluster

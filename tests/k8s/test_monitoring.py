@@ -109,12 +109,21 @@ def test_every_series_has_its_job():
         assert "$" not in query
 
 
+def check_thresholds(thresholds):
+    values = [step["value"] for step in thresholds["steps"]]
+    assert thresholds["mode"] == "absolute" and all(step["color"] for step in thresholds["steps"])
+    assert values[0] is None and values[1:] == sorted(values[1:])
+
+
 def test_every_panel_says_what_it_shows():
-    """A title of its own, a unit, the data source that is chosen, and a place that no other has."""
+    """A title of its own, a unit, the data source that is chosen, and a place that no other has;
+    in one to three sentences what it shows, what is good and what to do; thresholds, from a colour
+    for all values on, that rise."""
     board = dashboard()
     panels = board["panels"]
     variables = [it["name"] for it in board["templating"]["list"]]
     assert variables == ["datasource", "namespace", "pytorchjob"]
+    assert all(it["label"] for it in board["templating"]["list"])
     assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
     assert len({panel["title"] for panel in panels}) == len(panels)
     for panel in panels:
@@ -122,10 +131,51 @@ def test_every_panel_says_what_it_shows():
             assert panel["fieldConfig"]["defaults"]["unit"]
             assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
             instant = [target.get("instant", False) for target in panel["targets"]]
-            assert set(instant) == {panel["type"] == "stat"}  # one value: not of all the hours
+            assert set(instant) == {panel["type"] == "table"}  # one value: not of all the hours
+            assert 1 <= len(re.findall(r"[.](?: |$)", panel["description"])) <= 3
+            assert panel["description"].endswith(".")
+            defaults = panel["fieldConfig"]["defaults"]
+            check_thresholds(defaults["thresholds"])
+            judged = len(defaults["thresholds"]["steps"]) > 1
+            assert judged is ("thresholdsStyle" in defaults.get("custom", {}))  # a line shows them
     for a, b in combinations([panel["gridPos"] for panel in panels], 2):
         beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
         assert beside or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+
+
+def test_several_jobs_are_shown_beside_each_other():
+    """All of them are chosen at first; a series is named by its job or its pod, but in the table,
+    which has a column for that, and in the row that is there once for each job."""
+    board = dashboard()
+    (job,) = (it for it in board["templating"]["list"] if it["name"] == "pytorchjob")
+    assert job["multi"] and job["includeAll"] and job["current"]["value"] == ["$__all"]
+    of_one = False
+    for panel in board["panels"]:
+        of_one = panel.get("repeat") == "pytorchjob" if panel["type"] == "row" else of_one
+        for target in panel.get("targets", []):
+            legend, query = target.get("legendFormat", ""), target["expr"]
+            named = "{{pytorchjob}}" in legend or legend == "{{pod}}"
+            assert named is not (of_one or panel["type"] == "table"), panel["title"]
+            assert "pytorchjob=" not in query.replace('pytorchjob=~"$pytorchjob"', "")
+    assert of_one  # the last row
+
+
+def test_the_table_of_jobs_has_a_name_for_each_of_its_queries():
+    """A row a job: what is not shown is left out, and what is coloured has thresholds."""
+    (panel,) = (it for it in dashboard()["panels"] if it["type"] == "table")
+    join, organize = panel["transformations"]
+    assert join == {"id": "joinByField", "options": {"byField": "pytorchjob", "mode": "outer"}}
+    names = organize["options"]["renameByName"]
+    values = {f"Value #{target['refId']}" for target in panel["targets"]}
+    left_out = {f"Time {i + 1}" for i in range(len(values))} | {"Value #A"}
+    assert organize["options"]["excludeByName"].keys() == left_out
+    assert names.keys() == organize["options"]["indexByName"].keys()
+    assert names.keys() == values - left_out | {"pytorchjob", "gptddp_state"}
+    for override in panel["fieldConfig"]["overrides"]:
+        assert override["matcher"]["options"] in names.values()
+        for it in override["properties"]:
+            if it["id"] == "thresholds":
+                check_thresholds(it["value"])
 
 
 def test_the_component_makes_a_config_map_that_grafana_takes():

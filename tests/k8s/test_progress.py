@@ -15,7 +15,7 @@ def test_what_rank_0_says_is_read_back(said):
         "loss": 2.0,
         "tok_s": 44000.0,
         "left_s": 280,
-        "goodput": 0.97,
+        "goodput": 0.974,
         "slow": [{"name": "rank 3 (demo-worker-3)", "ratio": 2.1}],
     }
     assert found["losses"] == {100: 2.5, 110: 2.25, 120: 2.0}
@@ -29,7 +29,16 @@ def test_what_rank_0_says_is_read_back(said):
     assert progress(launcher)["stall"]["text"] == "rank 0 (a) is stopped (SIGSTOP)"
     shown = rows(found)
     assert shown["slow"] == "rank 3 (demo-worker-3) 2.1 times the median"
-    assert shown["goodput"] == "97%" and shown["last fault"].startswith("life 1, after step 99: ")
+    assert shown["goodput"] == "97.4 %"
+    assert shown["last fault"].startswith("life 1, after step 99: ")
+
+
+def test_a_line_of_version_0_1_0_has_its_step_loss_and_speed():
+    """Of an older image; its ETA and its goodput had another form, and are left out."""
+    line = "step 110/400  loss 2.0000  lr 1.00e-03  44.0k tok/s  4 ranks  4:40 left  goodput 97%"
+    found = progress([line])["progress"]
+    assert (found["step"], found["loss"], found["tok_s"]) == (110, 2.0, 44000.0)
+    assert found["left_s"] is None and found["goodput"] is None
 
 
 def test_a_fault_names_one_step():
@@ -63,7 +72,7 @@ def test_a_slow_rank_is_named_before_the_next_line_of_a_step_and_no_longer_than_
 def test_a_checkpoint_is_shown_until_the_run_goes_on():
     """Those that follow have no line, so the one that has is not the newest any more."""
     begun = "life 2: from step-000000000100.1, step 100 of 400"
-    step = "step 110/400  loss 2.0000  lr 1.00e-03  44.0k tok/s  4 ranks  4:40 left"
+    step = "step 110/400  loss 2.0000  lr 1.00e-03  44.0 k tok/s  4 ranks  ETA 4 min 40 s"
     assert progress([begun])["checkpoint"] == "step-000000000100.1"
     assert progress([begun, step])["checkpoint"] is None
     saved = "stopped after step 113: checkpoint step-000000000113.2 is saved"

@@ -72,7 +72,7 @@ def test_no_line_is_wider_than_the_terminal(said, width):
 def test_a_job_that_does_not_run_has_no_time_left(said, state, has):
     """Nor does one that is stopped: what is left of it takes as long as nobody goes on."""
     lines = frame(SHOWN | progress(said) | {"state": state}, [], width=80)
-    assert ("ETA 4:40" in "\n".join(lines)) is has
+    assert ("ETA 4 min 40 s" in "\n".join(lines)) is has
 
 
 def test_what_a_pod_has_written_cannot_move_the_cursor():
@@ -102,7 +102,8 @@ def test_without_a_terminal_it_is_printed_once(watch, said):
     result = CliRunner().invoke(cli, watch, prog_name="gptddp-k8s")
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.stdout and "demo  Running  pods 4/4\n" in result.stdout
-    assert re.search(r"^step: +120/400  \[#{9}-{21}\] 30%  ETA 4:40$", result.stdout, re.M)
+    step = r"^step: +120/400  \[#{9}-{21}\] 30\.0 %  ETA 4 min 40 s$"
+    assert re.search(step, result.stdout, re.M)
     assert re.search(r"^loss: +2\.0000  █▅▁$", result.stdout, re.M)
     once = [it for it in watch if it != "--watch"]
     shown = CliRunner().invoke(cli, once).stdout

@@ -136,7 +136,7 @@ def test_an_event_of_another_time_does_not_say_who_has_killed_a_pod():
     assert "Evicted" not in sentence(job("Running"), [killed], [told])
 
 
-WORDS = """step 40/400  loss 3.2144  lr 1.00e-03  45.2k tok/s  4 ranks  1:23 left
+WORDS = """step 40/400  loss 3.2144  lr 1.00e-03  45.2 k tok/s  4 ranks  ETA 1 min 23 s
 gptddp.launch: the worker is lost (it x); it is started again in 0.5 s
 gptddp.launch: rank 2: shard 00003.parquet of /data cannot be read: page checksum
     row group 7: prepare the dataset again

@@ -29,8 +29,8 @@ LATE = 2  # a pod that comes later
 STEPS = 450  # of twenty a second at most; the faults take fewer
 JOB = f'{{namespace="{NAMESPACE}", pytorchjob="{NAME}"}}'
 # Panels of other exporters, what only a GPU has, and a rank that is slow: none is, here.
-ELSEWHERE = {"MFU, A", "Restarts of containers, A", "GPU utilisation, A", "GPU memory, A"}
-ELSEWHERE |= {"Slowest rank, B"}
+ELSEWHERE = {"MFU, A", "Container restarts, A", "GPU utilization, A", "GPU memory, A"}
+ELSEWHERE |= {"Slow ranks, A"}
 
 
 def pod(i: int, prefix: str) -> dict[str, Any]:

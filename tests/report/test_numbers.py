@@ -7,10 +7,10 @@ from support.report_pages import Text, draw, figures, marks, points, table, writ
 from gptddp.checkpoint.retention import list_checkpoints
 from gptddp.report import strip
 from gptddp.report.run_record import read
-from gptddp.report.words import clock, duration, percent
 from gptddp.run import summary
 from gptddp.run.history import history, read_ledger
 from gptddp.run.owners import OWNERS, Owners
+from gptddp.units import clock, duration, percent
 
 
 def test_the_lines_are_those_of_the_log(killed, page):

@@ -9,7 +9,7 @@ from support.toy import SMALL
 
 from gptddp.run import summary
 from gptddp.run.history import history, read_ledger
-from gptddp.run.owners import Owners
+from gptddp.run.owners import Owners, goodput
 from gptddp.run.recovery import UNKNOWN, unsaid_end
 
 # In one step rank 1 of two reads its rows 2 s late, and rank 0 computes 2 s longer; rank 0 takes
@@ -123,6 +123,19 @@ def test_a_fault_and_a_stop_between_lives_have_owners():
         "checkpoint": 2 * 1,
         "stopped": 3 * 914,
     }
+
+
+def test_goodput_begins_with_the_first_fault():
+    """Not with a stop: until then it would say no more than how old the run is."""
+    one = life(1, 1000.0, 2, init=2.0, step=8.0)
+    two = life(2, 2000.0, 2, init=1.0, step=9.0)
+    stop = {"event": "stop", "generation": 1, "time": 1010.0, "phases": one["phases"]}
+    end = {"event": "end", "generation": 1, "time": 1066.0, "at": 1010.0, "phases": one["phases"]}
+    over = {"event": "stop", "generation": 2, "time": 2010.0, "phases": two["phases"]}
+    lives = one["start"], two["start"], over
+    assert goodput(owned_by()) is None and goodput(owned_by(one["start"], stop)) is None
+    assert goodput(owned_by(lives[0], stop, *lives[1:])) is None
+    assert goodput(owned_by(lives[0], end, *lives[1:])) == pytest.approx(17 / 1010)
 
 
 def test_ranks_that_begin_later_do_not_change_the_sum():

@@ -14,7 +14,7 @@ QUIET = "import time; print('waiting for pods: 1 are here'); time.sleep(600)"
 ALONE = """
 import time
 for step in range(9999):
-    print(f"step {step}/9999  loss 1.0000  lr 1.00e-03  1.0k tok/s  1 rank", flush=True)
+    print(f"step {step}/9999  loss 1.0000  lr 1.00e-03  1.0 k tok/s  1 rank", flush=True)
     time.sleep(0.5)
 """
 DEVICE = "gptddp.example/none"  # a resource that no node has

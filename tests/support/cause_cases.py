@@ -159,7 +159,7 @@ def final(message="", *pods, **metadata):
     return Facts(job(condition("Failed", message=message), **metadata), list(pods), (), NOW)
 
 
-STEP = "step 40/400  loss 3.2144  lr 1.00e-03  45.2k tok/s  4 ranks  1:23 left"
+STEP = "step 40/400  loss 3.2144  lr 1.00e-03  45.2 k tok/s  4 ranks  ETA 1 min 23 s"
 TAINT, TAINTED = "1 node(s) had untolerated taint(s)", "2 node(s) had untolerated taint(s)"
 NOT_MATCHED = "2 node(s) didn't match Pod's node affinity/selector"
 ELSEWHERE = job()

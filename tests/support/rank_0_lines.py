@@ -47,7 +47,7 @@ def of_a_life():
         lines.append("life 2: from memory, step 99 of 400")
         for step in (100, 110, 120):
             slow = {"rank 3 (demo-worker-3)": 2.13} if step > 100 else {}
-            owned = {"training": 974.0, "other": 26.0}
+            owned = {"training": 974.0, "detection": 26.0}
             console(done(step, loss=5.0 - step / 40, slow=slow, owned=owned))
         where = "rank 3 (demo-worker-3) gives no sign of life"
         console({"event": "stall", "step": 121, "seconds": 12.4, "where": where})

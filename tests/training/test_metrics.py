@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gptddp.config import Config
-from gptddp.run.owners import OWNERS
+from gptddp.run.owners import OF_FAULTS, OWNERS
 from gptddp.run.summary import Summary
 from gptddp.training import metrics as m
 from gptddp.training.clock import PHASES, STATES, PhaseClock, RankSeconds
@@ -23,6 +23,7 @@ START |= {"world_size": 4, "nodes": 2, "restarts": 1, "quarantined": 2, "flops_p
 SAVED = {"event": "checkpoint", "step": 40, "name": "step-40", "nbytes": 9, "time": 8.0}
 SAVED |= {"stall_s": 0.25, "write_s": 0.5}
 OWNED = dict.fromkeys(OWNERS, 1.0)
+NO_FAULT = OWNED | dict.fromkeys(OF_FAULTS, 0.0)
 STALL = {"event": "stall", "seconds": 12.5, "names": ["rank 3 (demo-worker-3)"]}
 CONFIG = Config(steps=400, checkpoint_every=60.0)
 
@@ -67,6 +68,7 @@ def test_a_scrape_has_no_step_that_its_counter_lacks():
         ([STEP | {"slow": {"rank 3 (pod-3)": 1.4}}], {"straggler_ratio{3}{pod-3}": 1.4}),
         ([STEP | {"slow": {"rank 3": 1.4}}, STEP], {"straggler_ratio{3}{}": None}),
         ([STEP | {"owned": OWNED}], {"run_lost_seconds{data}": 1, "run_goodput_ratio": 1 / 13}),
+        ([STEP | {"owned": NO_FAULT}], {"run_goodput_ratio": math.nan}),
         ([START, {"event": "quarantine", "row_groups": [3, 5]}], {"quarantined_row_groups": 4}),
         ([SAVED], {"checkpoints_total{success}": 1, "last_checkpoint_step": 40}),
         ([SAVED], {"last_checkpoint_timestamp_seconds": 8, "checkpoint_size_bytes": 9}),

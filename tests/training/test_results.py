@@ -11,12 +11,13 @@ from gptddp.distributed.hardware import peak_flops
 from gptddp.model import optim
 from gptddp.model.gpt import build
 from gptddp.run.history import history, read_ledger
-from gptddp.training.results import flops_per_token, mfu
+from gptddp.training.results import flops_per_token, lines, mfu
 
 KEYS = [
     *("val_bpb", "training_seconds", "total_seconds", "peak_vram_mb", "mfu_percent"),
     *("total_tokens_M", "num_steps", "num_params_M", "depth"),
 ]
+OF_GPU = ("peak_vram_mb", "mfu_percent")
 
 
 def block(text: str) -> dict[str, str]:
@@ -28,24 +29,29 @@ def block(text: str) -> dict[str, str]:
 def test_a_run_ends_with_a_block_for_grep(run, tmp_path, capfd, caplog):
     """The keys of karpathy/autoresearch in its order, once, of the whole run: a life that is
     stopped has none, and one that finds the run finished says the same again. The run has begun
-    with its first process, whichever life says so."""
+    with its first process, whichever life says so. On a CPU without the two of a GPU."""
     caplog.set_level(logging.INFO)
     assert run("--steps", "3") == 0
     assert run("--steps", "6") == 0
     text = "\n".join(it.getMessage() for it in caplog.records)
-    found, lines = block(text), list(history(tmp_path / "run"))
-    assert list(found) == KEYS and text.count("\n---\n") == 2
-    assert found["val_bpb"] == f"{lines[-1]['val_bpb']:.6f}"
+    found, logged = block(text), list(history(tmp_path / "run"))
+    assert list(found) == [key for key in KEYS if key not in OF_GPU] and text.count("\n---\n") == 2
+    assert found["val_bpb"] == f"{logged[-1]['val_bpb']:.6f}"
     assert (found["num_steps"], found["depth"]) == ("6", "2")
-    assert found["total_tokens_M"] == f"{lines[-1]['tokens'] / 1e6:.1f}"
+    assert found["total_tokens_M"] == f"{logged[-1]['tokens'] / 1e6:.1f}"
     assert 0 <= float(found["training_seconds"]) <= float(found["total_seconds"]) < 120
     first, second = (it for it in read_ledger(tmp_path / "run") if it["event"] == "start")
     assert first["run_began"] == second["run_began"] < first["time"]
-    # a CPU has no video memory, and nobody knows what it could compute at most
-    assert (found["peak_vram_mb"], found["mfu_percent"]) == ("0.0", "n/a")
     caplog.clear()
     assert run("--steps", "6") == 0
     assert block("\n".join(it.getMessage() for it in caplog.records)) == found
+
+
+def test_a_gpu_has_its_memory_and_its_mfu_in_the_block():
+    """At their places; `n/a` for the MFU of a GPU whose peak is not known."""
+    found = dict.fromkeys(KEYS, 1) | {"mfu_percent": None}
+    text = "\n".join(["", *lines(found)])
+    assert list(block(text)) == KEYS and "\nmfu_percent:      n/a\n" in text
 
 
 def test_a_life_that_is_stopped_has_no_block(run, caplog, monkeypatch):

@@ -8,6 +8,7 @@ from gptddp.errors import visible
 from gptddp.k8s.cli import formats
 from gptddp.k8s.cli.command import note
 from gptddp.k8s.cli.options import job_options
+from gptddp.units import duration
 
 if TYPE_CHECKING:
     from gptddp.k8s.observe.job_rows import Row
@@ -42,8 +43,6 @@ def list_(all_namespaces: bool, output: str | None, cluster: Any) -> None:
 
 
 def _cells(row: "Row", namespace: bool, wide: bool) -> list[str]:
-    from gptddp.k8s.observe.status import duration
-
     cells = [row["namespace"]] if namespace else []
     cells += [row["name"], row["state"], f"{row['ready']}/{row['desired']}"]
     cells.append(duration(row["age_s"]))

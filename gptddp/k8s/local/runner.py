@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from gptddp import flags
+from gptddp import flags, units
 from gptddp.k8s.exit_codes import FAILED, INTERRUPTED, SUCCEEDED
 from gptddp.k8s.local import container, pods
 from gptddp.k8s.local.controller import Controller
 from gptddp.k8s.local.paths import relative_path
-from gptddp.k8s.local.screen import Progress, Screen, duration
+from gptddp.k8s.local.screen import Progress, Screen
 from gptddp.k8s.objects import Object
 from gptddp.k8s.render import manifest
 
@@ -154,13 +154,13 @@ class Runner:
         screen.progress(self._line(), 0.0, force=True)
         screen.close()
         if controller.conditions.has("Failed"):
-            screen.event(f"failed after {duration(elapsed_s)}: {controller.failure}")
+            screen.event(f"failed after {units.duration(round(elapsed_s))}: {controller.failure}")
             screen.event(f"the whole log: {relative_path(str(controller.failed_log))}")
             return FAILED
         if controller.conditions.has("Succeeded"):
             run = self.run_dir and shlex.quote(relative_path(self.run_dir))
             hint = f"; try: gptddp sample {run}" if run else ""
-            screen.event(f"succeeded in {duration(elapsed_s)}{hint}")
+            screen.event(f"succeeded in {units.duration(round(elapsed_s))}{hint}")
             return SUCCEEDED
         screen.event("stopped; the same command continues it")
         return INTERRUPTED

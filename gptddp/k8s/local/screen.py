@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from gptddp import units
 from gptddp.errors import visible
 from gptddp.k8s.observe.rank_0_log import (
     Losses,
@@ -33,8 +34,8 @@ class Progress:
         self._losses = Losses()
 
     def line(self, pods: str, spark: int = 0) -> str:
-        """`step 120/400  loss 3.214  45.2k tok/s  ETA 1:23  pods 4/4  goodput 97%`; `pods` before
-        the first step.
+        """`step 120/400  loss 3.2140  45.2 k tok/s  ETA 1 min 23 s  pods 4/4`; `pods` before the
+        first step.
 
         spark: so many characters show the losses so far.
         """
@@ -46,14 +47,14 @@ class Progress:
         end = f"/{done['steps']}" if done.get("steps", 0) >= done["step"] else ""
         parts = [f"step {done['step']}{end}"]
         if (loss := done.get("loss")) is not None:
-            parts.append(f"loss {loss:.3f}")
+            parts.append(f"loss {units.loss(loss)}")
             losses = self._losses.add({done["step"]: loss})
             if spark and len(losses) > 1:
                 parts.append(sparkline(losses, spark))
         if done.get("tok_s") is not None:
-            parts.append(f"{done['tok_s']:,.0f} tok/s")
+            parts.append(f"{units.amount(done['tok_s'])} tok/s")
         if done.get("left_s") is not None:
-            parts.append(f"ETA {duration(done['left_s'])}")
+            parts.append(f"ETA {units.duration(done['left_s'])}")
         per_pod = [f"{name} {text}" for name, text in rows(found).items() if text]
         return visible("  ".join([*parts, pods, *per_pod]))
 
@@ -85,13 +86,6 @@ def end_of(path: Path, nbytes: int, begin: int = 0, *, whole: bool = False) -> l
         data = data[: data.rfind(b"\n") + 1] if whole else data
         return data.decode(errors="replace").splitlines()
     return []
-
-
-def duration(seconds: float) -> str:
-    """`1:05` or `1:02:03`."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 class GrowingLog:

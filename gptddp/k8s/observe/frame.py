@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gptddp import units
 from gptddp.errors import visible
 from gptddp.k8s.observe import rank_0_log, status, why
 
@@ -25,8 +26,9 @@ def frame(
     count, done = shown["replicas"], shown["progress"] or {}
     head = f"{shown['name']}  {shown['state']}  pods {count['ready']}/{count['desired']}"
     goes_on = shown["state"] in (why.RUNNING, why.RESTARTING)
-    rows = {"why": shown["why"], "step": _step(done, width, goes_on), "loss": _loss(done)}
-    rows |= {"speed": f"{done['tok_s'] / 1e3:.1f}k tok/s" if done else ""}
+    loss = units.loss(done["loss"]) if done else ""
+    rows = {"why": shown["why"], "step": _step(done, width, goes_on), "loss": loss}
+    rows |= {"speed": f"{units.amount(done['tok_s'])} tok/s" if done else ""}
     rows |= rank_0_log.rows(dict(shown)) | {"checkpoint": shown["checkpoint"] or ""}
     key = max(len(name) for name, text in rows.items() if text or name == "step") + 2
     if losses and done:
@@ -39,7 +41,7 @@ def frame(
     if shown["pods"]:
         header = ("POD", "STATUS", "RESTARTS", "AGE", "NODE")
         cells = [
-            (p["name"], p["status"], str(p["restarts"]), status.duration(p["age_s"]),
+            (p["name"], p["status"], str(p["restarts"]), units.duration(p["age_s"]),
              p["node"] or "-") for p in shown["pods"]
         ]  # fmt: skip
         lines += [("", ""), *((line, "") for line in status.table(header, cells))]
@@ -62,15 +64,8 @@ def _step(done: Mapping[str, Any], width: int, goes_on: bool) -> str:
     text = f"{done['step']}/{done['steps']}"
     if width >= 72:
         full = int(BAR * part)
-        text += f"  [{'#' * full}{'-' * (BAR - full)}] {100 * part:.0f}%"
+        text += f"  [{'#' * full}{'-' * (BAR - full)}] {units.percent(part)}"
     eta_s = done["left_s"]
     if eta_s is None or not goes_on:
         return text
-    hours, minutes, seconds = eta_s // 3600, eta_s // 60 % 60, eta_s % 60
-    return f"{text}  ETA {f'{hours}:{minutes:02}' if hours else minutes}:{seconds:02}"
-
-
-def _loss(done: Mapping[str, Any]) -> str:
-    if not done:
-        return ""
-    return "not finite" if done["loss"] is None else f"{done['loss']:.4f}"
+    return f"{text}  ETA {units.duration(eta_s)}"

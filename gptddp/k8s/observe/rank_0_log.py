@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import IO, Any
 
+from gptddp import units
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.objects import has_log, started
@@ -24,9 +25,11 @@ _AT_ONCE = 16  # pods whose logs are asked for
 _NEW_S = 60.0  # a line's age at which its pod surely has rank 0
 MOST_LOSSES = 10_000
 _STEP = re.compile(
-    r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
-    r"(?:  (?P<ranks>\d+) ranks?)?(?:  (?P<minutes>\d+):(?P<seconds>\d\d) left)?"
-    r"(?:  goodput (?P<goodput>\d+)%)?(?P<storage>  storage fails)?(?:  slow: (?P<slow>.*))?"
+    r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?"
+    r"  (?P<speed>[\d.]+ ?[kMBT]?) tok/s(?:  (?P<ranks>\d+) ranks?)?"
+    r"(?:  ETA (?P<eta>\d\S* \w+(?: \d+ \w+)?))?"
+    r"(?:  goodput (?:< )?(?P<goodput>[\d.]+) %)?(?P<storage>  storage fails)?"
+    r"(?:  slow: (?P<slow>.*))?"
 )
 _LIFE = re.compile(r"^life \d+: from .*, step (?P<step>\d+)")
 _SLOW = re.compile(r"(rank \d+(?: \([^)]*\))?) (\d+\.\d)x")
@@ -137,15 +140,15 @@ def ranks(line: str) -> int | None:
 
 
 def _step(found: re.Match[str]) -> dict[str, Any]:
-    loss, goodput, minutes = found["loss"], found["goodput"], found["minutes"]
+    loss, goodput, eta = found["loss"], found["goodput"], found["eta"]
     slow = _SLOW.findall(found["slow"] or "")
     return {
         "step": int(found["step"]),
         "steps": int(found["steps"]),
         "loss": float(loss) if re.fullmatch(r"\d+(\.\d+)?", loss) else None,
-        "tok_s": float(found["speed"]) * 1e3,
-        "left_s": None if minutes is None else 60 * int(minutes) + int(found["seconds"]),
-        "goodput": None if goodput is None else int(goodput) / 100,
+        "tok_s": units.number(found["speed"]),
+        "left_s": None if eta is None else units.seconds(eta),
+        "goodput": None if goodput is None else round(float(goodput) / 100, 3),
         "slow": [{"name": name, "ratio": float(ratio)} for name, ratio in slow],
     }
 
@@ -160,7 +163,7 @@ def rows(found: dict[str, Any]) -> dict[str, str]:
     if slow := done.get("slow"):
         shown["slow"] = ", ".join(f"{it['name']} {it['ratio']:.1f} times the median" for it in slow)
     if done.get("goodput") is not None:
-        shown["goodput"] = f"{100 * done['goodput']:.0f}%"
+        shown["goodput"] = units.percent(done["goodput"])
     if fault:
         life = f"life {fault['life']}, " if fault["life"] else ""
         shown["last fault"] = f"{life}after step {fault['step']}: {fault['cause']}"

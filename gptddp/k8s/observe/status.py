@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from gptddp import units
 from gptddp.k8s import exit_codes
 from gptddp.k8s.objects import (
     SUBMIT_LINE,
@@ -96,7 +97,7 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
         "state": status["state"],
         "why": status["why"],
         "also": "\n".join(_also(status["causes"])),
-        "age": duration(status["age_s"]),
+        "age": units.duration(status["age_s"]),
         "pods": "" if status["state"] in why.FINAL else pods,
         "step": _step(done) if done else "",
         "rank 0": status["rank_0"] or "",
@@ -123,7 +124,7 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
 def _pods_table(pods: Sequence[dict[str, Any]], wide: bool) -> list[str]:
     header = ["POD", "STATUS", "NODE", "RESTARTS", "AGE", *(["IP"] if wide else [])]
     cells = [
-        [p["name"], p["status"], p["node"] or "-", str(p["restarts"]), duration(p["age_s"])]
+        [p["name"], p["status"], p["node"] or "-", str(p["restarts"]), units.duration(p["age_s"])]
         + ([p["ip"] or "-"] if wide else [])
         for p in pods
     ]
@@ -137,8 +138,8 @@ def _also(causes: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _step(done: dict[str, Any]) -> str:
-    loss = "not finite" if done["loss"] is None else f"{done['loss']:.4f}"
-    return f"{done['step']}/{done['steps']}  loss {loss}  {done['tok_s'] / 1e3:.1f}k tok/s"
+    speed = f"{units.amount(done['tok_s'])} tok/s"
+    return f"{done['step']}/{done['steps']}  loss {units.loss(done['loss'])}  {speed}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -148,18 +149,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         "   ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in (header, *rows)
     ]
-
-
-def duration(seconds: float) -> str:
-    """An age as kubectl writes it: `45s`, `3m20s`, `14m`, `5h`, `2d`."""
-    s = int(seconds)
-    if s < 120:
-        return f"{s}s"
-    if s < 600:
-        return f"{s // 60}m{s % 60}s" if s % 60 else f"{s // 60}m"
-    if s < 3 * 3600:
-        return f"{s // 60}m"
-    return f"{s // 3600}h" if s < 2 * 86400 else f"{s // 86400}d"
 
 
 def next_command(status: dict[str, Any], local: bool = False, ours: bool = True) -> str:
