@@ -15,6 +15,7 @@ from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
 from gptddp.files import FULL, MISPLACED, explain, may_pass
 from gptddp.inference.model_commands import evaluate, sample
 from gptddp.prepare.commands import prepare
+from gptddp.sweep.command import sweep
 
 
 class _Group(click.Group):
@@ -78,7 +79,7 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
     ctx.exit(main(args))
 
 
-for command in (prepare, sample, evaluate):
+for command in (prepare, sweep, sample, evaluate):
     cli.add_command(command)
 
 

@@ -129,8 +129,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _from_text(name: str, text: Any) -> Any:
-    """A flag's text as the field's type; one without text is True already."""
+def from_text(name: str, text: Any) -> Any:
+    """A flag's text as the field's type; one without text is True already. Raises ConfigError."""
     kind = _kind(name)
     try:
         if kind == "int":
@@ -170,8 +170,11 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message[:200])
 
 
-def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
-    """Flags, over the TOML file that `--config` names, over the defaults."""
+def texts(args: Sequence[str], prog: str = "gptddp train") -> dict[str, Any]:
+    """What the flags of a command line are given, as text; True for one without.
+
+    `config` is the file of `--config`. Raises ConfigError for what is no flag.
+    """
     parser = _Parser(prog)
     found, rest = parser.parse_known_args(args)
     for word in rest:
@@ -179,10 +182,15 @@ def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
             raise ConfigError(f"unexpected argument {shown(word)}: give its option, as --steps 90")
         option, known = word.partition("=")[0], map(flag, FIELDS)
         raise ConfigError(f"unknown option {shown(option)}{did_you_mean(option, known)}")
-    given = {name: text for name, text in vars(found).items() if text is not None}
+    return {name: text for name, text in vars(found).items() if text is not None}
+
+
+def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
+    """Flags, over the TOML file that `--config` names, over the defaults."""
+    given = texts(args, prog)
     path = given.pop("config", None)
     values = {} if path is None else from_toml(path)
-    values |= {name: _from_text(name, text) for name, text in given.items()}
+    values |= {name: from_text(name, text) for name, text in given.items()}
     return Config(**values)
 
 
@@ -217,6 +225,18 @@ def of_run(config: Config) -> dict[str, Any]:
 def continued(config: Config, run: Config) -> Config:
     """What a life has that is given `config` for this run: what is open is as the run has it."""
     return dataclasses.replace(config, **of_run(run) | of_run(config))
+
+
+def check_fixed(config: Config, run: Config) -> None:
+    """Refuse another value of a fixed field than the run was begun with. Raises ConfigError."""
+    if fields := changed(of_run(run), of_run(config)):
+        what = "; ".join(differences(of_run(run), of_run(config)))
+        job = f"; a job's manifest always names one: give it --preset {run.preset}"
+        raise ConfigError(
+            f"run {config.run_dir} was begun with another configuration ({what}): "
+            f"leave out {', '.join(map(flag, fields))} to continue it, "
+            f"or give another --run-dir{job if 'preset' in fields else ''}"
+        )
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any], fate: str = FIXED) -> list[str]:

@@ -28,6 +28,7 @@ LEVELS = [
     {"training"},
     {"train", "inference", "fingerprints", "prepare"},
     {"audit", "report"},
+    {"sweep"},
     {"cli", "launch", "demo"},
 ]
 K8S_LEVELS = [
@@ -39,7 +40,8 @@ K8S_LEVELS = [
     {"cli"},
 ]
 # What k8s takes from outside of it; `gptddp` is again the version.
-K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.model.shape"} | {
+K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.model.shape"}
+K8S_TAKES |= {"gptddp.sweep.grid"} | {
     f"gptddp.{name}" for name in ("advice", "budget", "config", "errors", "files", "flags")
 }
 # Imports within a function that go up, or out of k8s: where a command begins.

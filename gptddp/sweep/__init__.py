@@ -1,0 +1,1 @@
+"""Many runs that differ in a few fields of the configuration."""
