@@ -1,5 +1,6 @@
 """The command `gptddp sweep`; it imports late, as `gptddp/cli.py`."""
 
+import shutil
 from pathlib import Path
 
 import click
@@ -41,6 +42,7 @@ def sweep(ctx: click.Context, run_dir: Path, swept: tuple[str, ...]) -> None:
     gptddp sweep --run-dir runs/lr --lr 1e-3,3e-3,1e-2 -- --data data --steps 300
     """
     from gptddp.flags import from_args, texts
+    from gptddp.report import side_by_side
     from gptddp.sweep import grid, one_by_one
 
     def say(text: str) -> None:
@@ -56,7 +58,8 @@ def sweep(ctx: click.Context, run_dir: Path, swept: tuple[str, ...]) -> None:
     if signal:
         say("stopped; the same command continues")
         ctx.exit(128 + signal)
-    # TABLE
+    table = side_by_side.side_by_side(list(side_by_side.find(run_dir)))
+    click.echo(side_by_side.as_text(table, shutil.get_terminal_size((0, 0)).columns))
     for name, code in failed.items():
         say(f"{name} has failed with exit code {code}; the same command tries it again")
     ctx.exit(1 if failed else 0)
