@@ -17,7 +17,7 @@ from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
 from gptddp.files import FULL, MISPLACED, explain, may_pass
 from gptddp.inference.model_commands import evaluate, sample
 from gptddp.prepare.commands import prepare
-from gptddp.sweep.command import sweep
+from gptddp.sweep import sweep
 
 
 class _Group(click.Group):

@@ -171,10 +171,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def texts(args: Sequence[str], prog: str = "gptddp train") -> dict[str, Any]:
-    """What the flags of a command line are given, as text; True for one without.
-
-    `config` is the file of `--config`. Raises ConfigError for what is no flag.
-    """
+    """What each flag of these is given, as text; True for one without. Raises ConfigError."""
     parser = _Parser(prog)
     found, rest = parser.parse_known_args(args)
     for word in rest:
@@ -223,12 +220,10 @@ def of_run(config: Config) -> dict[str, Any]:
 
 
 def continued(config: Config, run: Config) -> Config:
-    """What a life has that is given `config` for this run: what is open is as the run has it."""
-    return dataclasses.replace(config, **of_run(run) | of_run(config))
+    """What a life has that is given `config` for this run: what is open is as the run has it.
 
-
-def check_fixed(config: Config, run: Config) -> None:
-    """Refuse another value of a fixed field than the run was begun with. Raises ConfigError."""
+    Raises ConfigError where a field is given that the run has fixed to another value.
+    """
     if fields := changed(of_run(run), of_run(config)):
         what = "; ".join(differences(of_run(run), of_run(config)))
         job = f"; a job's manifest always names one: give it --preset {run.preset}"
@@ -237,6 +232,7 @@ def check_fixed(config: Config, run: Config) -> None:
             f"leave out {', '.join(map(flag, fields))} to continue it, "
             f"or give another --run-dir{job if 'preset' in fields else ''}"
         )
+    return dataclasses.replace(config, **of_run(run) | of_run(config))
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any], fate: str = FIXED) -> list[str]:

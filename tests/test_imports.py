@@ -21,6 +21,7 @@ LEVELS = [
     {"gptddp", "errors", "grace", "presets"},
     {"config", "files"},
     {"advice", "budget", "flags"},
+    {"grid"},
     {"distributed"},
     {"data", "run"},
     {"checkpoint", "model"},
@@ -41,7 +42,7 @@ K8S_LEVELS = [
 ]
 # What k8s takes from outside of it; `gptddp` is again the version.
 K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.model.shape"}
-K8S_TAKES |= {"gptddp.sweep.grid"} | {
+K8S_TAKES |= {"gptddp.grid"} | {
     f"gptddp.{name}" for name in ("advice", "budget", "config", "errors", "files", "flags")
 }
 # Imports within a function that go up, or out of k8s: where a command begins.

@@ -12,7 +12,7 @@ from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import numerics
 from gptddp.errors import ConfigError, DataError
-from gptddp.flags import changed, check_fixed, continued, differences, to_saved
+from gptddp.flags import changed, continued, differences, to_saved
 from gptddp.run.summary import Summary
 from gptddp.training.events import Events
 
@@ -28,9 +28,7 @@ def resolve(config: Config, world: World, run: Config | None) -> Config:
     """
     if run is None:
         return _closed(config, world)
-    before = _closed(run, world)
-    check_fixed(config, before)
-    return continued(config, before)
+    return continued(config, _closed(run, world))
 
 
 def _closed(config: Config, world: World) -> Config:

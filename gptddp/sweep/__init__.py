@@ -1,1 +1,0 @@
-"""Many runs that differ in a few fields of the configuration."""
