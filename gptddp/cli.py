@@ -256,12 +256,12 @@ def runs(folders: tuple[Path, ...], output: str) -> None:
         where = " and ".join(map(str, folders))
         raise ConfigError(f"{where}: no run is in there: give a folder that has run directories")
     table = side_by_side.side_by_side(list(found.values()))
-    if output == "text":
-        width = shutil.get_terminal_size((0, 0)).columns  # 0: not a terminal
-        return click.echo(side_by_side.as_text(table, width))
     objects = side_by_side.as_objects(table)
-    if output == "json":
-        return click.echo(json.dumps(objects, indent=2))
-    writer = csv.DictWriter(sys.stdout, list(objects[0]))
-    writer.writeheader()
-    writer.writerows(objects)
+    if output == "text":
+        click.echo(side_by_side.as_text(table, shutil.get_terminal_size((0, 0)).columns))
+    elif output == "json":
+        click.echo(json.dumps(objects, indent=2))
+    else:
+        writer = csv.DictWriter(sys.stdout, list(objects[0]))
+        writer.writeheader()
+        writer.writerows(objects)

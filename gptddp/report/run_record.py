@@ -19,8 +19,7 @@ from gptddp.flags import from_saved
 from gptddp.report.life_records import LifeRecord, WorldRecord, lives_of, number
 from gptddp.run import log_check, summary
 from gptddp.run.directory import FAULTS, LEDGER, SAMPLES, log_generations
-from gptddp.run.glance import glance
-from gptddp.run.history import is_step, logged, read_ledger
+from gptddp.run.history import glance, is_step, logged, read_ledger
 from gptddp.run.json_lines import parse
 from gptddp.run.owners import Owners
 
@@ -86,10 +85,7 @@ def read(path: Path) -> RunRecord:
 
 
 def read_briefly(path: Path) -> RunRecord:
-    """A run as a table of runs needs it, of its steps only those that `glance` finds.
-
-    Its log is not checked. Raises OSError.
-    """
+    """A run with only the steps that `glance` finds; its log is not checked. Raises OSError."""
     run = RunRecord(path, read_ledger(path))
     _read_lives(run)
     for line in glance(path, 1 + (run.config.max_skipped if run.config else 0)):

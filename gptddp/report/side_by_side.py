@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from gptddp.budget import shown
 from gptddp.errors import visible
-from gptddp.files import exists, explain, names_in
+from gptddp.files import explain
 from gptddp.flags import of_run
 from gptddp.report import verdict
 from gptddp.report.life_records import number
@@ -22,50 +21,60 @@ from gptddp.run.directory import CHECKPOINTS, FAULTS, is_run
 DEPTH = 3  # of folders below the one that is given
 MEASURES = {"val_loss": "val. loss", "val_bpb": "val. bits/byte"}  # fields of the log
 _NO_RUNS = (CHECKPOINTS, FAULTS, "lost+found")  # folders
-_HASH = re.compile("[0-9a-f]{16,}")
-_SHOWN = 8  # digits of a hash
+_HASH = re.compile("([0-9a-f]{8})[0-9a-f]{8,}")  # of which the first digits are shown
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run. Of the measure that is compared: the least value, its step, the newest value."""
+    """One run. Of what is compared: its least value, the step of that, its newest value."""
 
-    name: str
+    run: str  # its name
     path: Path
-    state: str  # as `Verdict` has it; unreadable
-    note: str = ""  # what is wrong with it, or missing
-    steps: str = ""  # done, of how many
+    best: bool = False  # of all; several are, where they are equal to the last digit
+    state: str = "unreadable"  # or as `Verdict` has it
     step: int = 0
+    steps: str = ""  # done, of how many
     tokens: int = 0
-    best: float | None = None
-    best_step: int = 0
+    validation: float | None = None  # None: not evaluated yet
+    at_step: int | None = None
     last: float | None = None
-    is_best: bool = False  # of all; several where they are equal to the last digit
     settings: dict[str, Any] = field(default_factory=dict)  # those that differ; {}: not known
+    note: str = ""  # what is wrong with it, or missing
 
 
 @dataclass(frozen=True)
 class Table:
-    """Runs, the best first; behind them those that have no evaluation."""
+    """Runs, the best first; behind them those without an evaluation."""
 
     measure: str  # of MEASURES
     settings: list[str]  # whose values differ: fields, `data` and `code` by their hashes
     rows: list[Row]
     caption: str = ""  # why numbers may not be compared
 
+    @property
+    def head(self) -> list[str]:
+        """The columns: first what was best, and what differed."""
+        best = f"best {MEASURES[self.measure]}"
+        return ["run", best, *self.settings, "last", "state", "step", "tokens"]
 
-def find(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The run directories in a folder, in order of their names; it may be one. Raises OSError."""
-    if is_run(folder):
-        yield folder
-    for name in sorted(names_in(folder), key=_natural) if depth else ():
-        if name.startswith(".") or name in _NO_RUNS:
-            continue
-        try:
-            if exists(path := folder / name, stat.S_ISDIR):
-                yield from find(path, depth - 1)
-        except OSError:  # it cannot be looked into: its row says so
-            yield path
+    def cells(self, row: Row) -> list[str]:
+        """A row as text: no value is cut, but of a hash."""
+        known = [visible(row.settings.get(it, "?")) or "none" for it in self.settings]
+        known = [_HASH.sub(r"\1", it) for it in known]
+        numbers = [row.state, row.steps, amount(row.tokens)]
+        return [row.run, value(row.validation), *known, value(row.last), *numbers]
+
+
+def find(folder: Path) -> Iterator[Path]:
+    """The run directories in a folder, which may be one itself; and what cannot be looked into."""
+    closed: list[OSError] = []
+    for name, inner, _ in os.walk(folder, onerror=closed.append, followlinks=True):
+        deep = len(Path(name).parts) - len(folder.parts) >= DEPTH
+        hidden = [it for it in inner if deep or it.startswith(".") or it in _NO_RUNS]
+        inner[:] = sorted(set(inner) - set(hidden))
+        if is_run(Path(name)):
+            yield Path(name)
+    yield from (Path(it.filename) for it in closed if Path(it.filename) != folder)
 
 
 def side_by_side(runs: Sequence[Path]) -> Table:
@@ -83,24 +92,22 @@ def table_of(runs: Sequence[Path], records: Sequence[RunRecord | OSError]) -> Ta
     """The table of what has been read of each of these runs."""
     known = [it for it in records if isinstance(it, RunRecord)]
     measure, caption = _measure(known)
-    every = [_settings(it) for it in known]
+    every = [it for it in map(_settings, known) if it]
     fields = dict.fromkeys(name for it in every for name in it)
-    differ = [name for name in fields if len({str(it.get(name, "")) for it in every if it}) > 1]
-    rows = [
-        _row(name, path, it, measure, differ)
-        for name, path, it in zip(names_of(runs), runs, records, strict=True)
-    ]
-    evaluated = sorted((it for it in rows if it.best is not None), key=lambda it: it.best or 0.0)
+    differ = [name for name in fields if len({str(it.get(name)) for it in every}) > 1]
+    named = map(Row, names_of(runs), runs)
+    rows = [_row(it, run, measure, differ) for it, run in zip(named, records, strict=True)]
+    rows.sort(key=lambda it: math.inf if it.validation is None else it.validation)
+    evaluated = [it for it in rows if it.validation is not None]
     if len(evaluated) > 1 and (measure == "val_bpb" or not caption):
-        least = evaluated[0].best
-        evaluated = [replace(it, is_best=it.best == least) for it in evaluated]
-    return Table(measure, differ, [*evaluated, *(it for it in rows if it.best is None)], caption)
+        rows = [replace(it, best=it.validation == evaluated[0].validation) for it in rows]
+    return Table(measure, differ, rows, caption)
 
 
 def names_of(runs: Sequence[Path]) -> list[str]:
     """What tells these paths apart: each from the folder on that all are in."""
     paths = [path.resolve() for path in runs]
-    above = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    above = os.path.commonpath([path.parent for path in paths])
     return [visible(path.relative_to(above)) for path in paths]
 
 
@@ -122,112 +129,57 @@ def _settings(run: RunRecord) -> dict[str, Any]:
     """What decides the run, but for paths and the like of one start; {}: not known."""
     if run.config is None:
         return {}
-    start = run.lives[-1].start
-    return of_run(run.config) | {"data": run.dataset, "code": start.get("code") or ""}
+    code = run.lives[-1].start.get("code")
+    return {**of_run(run.config), "data": run.dataset, "code": code or ""}
 
 
-def _row(
-    name: str, path: Path, run: RunRecord | OSError, measure: str, differ: Sequence[str]
-) -> Row:
+def _row(row: Row, run: RunRecord | OSError, measure: str, differ: Sequence[str]) -> Row:
     if isinstance(run, OSError):
-        return Row(name, path, "unreadable", visible(explain(run)))
-    values = dict(zip(run.steps, run.series[measure], strict=True))
-    finite = {step: it for step, it in values.items() if math.isfinite(it)}
-    best = min(finite, key=lambda step: (finite[step], step), default=0)
-    notes = [*run.wrong, *(["no evaluation yet"] if not finite else [])]
-    settings, tokens = _settings(run), int(number(run.last.get("tokens")))
-    steps, train_s = f"{run.done}", number(run.last.get("train_s"))
-    if run.config:
-        steps = shown(run.config, run.done, tokens, train_s)
-    return Row(
-        name,
-        path,
-        verdict.verdict_of(run).state,
-        visible("; ".join(notes)),
-        steps,
-        run.done,
-        tokens,
-        finite.get(best),
-        best,
-        finite[max(finite)] if finite else None,
-        False,
-        {it: settings.get(it, "") for it in differ} if settings else {},
+        return replace(row, note=visible(explain(run)))
+    pairs = zip(run.series[measure], run.steps, strict=True)
+    finite = [it for it in pairs if math.isfinite(it[0])]
+    best, at_step = min(finite, default=(None, None))
+    tokens, train_s = int(number(run.last.get("tokens"))), number(run.last.get("train_s"))
+    settings = _settings(run)
+    return replace(
+        row,
+        state=verdict.verdict_of(run).state,
+        step=run.done,
+        steps=shown(run.config, run.done, tokens, train_s) if run.config else f"{run.done}",
+        tokens=tokens,
+        validation=best,
+        at_step=at_step,
+        last=finite[-1][0] if finite else None,
+        settings={it: settings.get(it) for it in differ} if settings else {},
+        note=visible("; ".join([*run.wrong, *["no evaluation yet"] * (not finite)])),
     )
-
-
-def _natural(name: str) -> list[Any]:
-    """To sort `lr-2` before `lr-10`."""
-    return [int(it) if it.isdecimal() else it for it in re.split(r"(\d+)", name)]
-
-
-# -- as text ---------------------------------------------------------------------------------------
-
-
-def cells(row: Row, settings: Sequence[str]) -> list[str]:
-    """A row as text, as `heads` has its columns."""
-    known = [short(row.settings[it]) if row.settings else "?" for it in settings]
-    best = [value(row.best), *known, value(row.last)]
-    return [row.name, *best, row.state, row.steps, amount(row.tokens)]
-
-
-def heads(it: Table) -> list[str]:
-    """The columns: first what was best, and what differed."""
-    return ["run", f"best {MEASURES[it.measure]}", *it.settings, "last", "state", "step", "tokens"]
 
 
 def as_text(it: Table, width: int = 0) -> str:
     """The table, in columns that fit `width` characters; 0: in one piece, however wide.
 
-    What does not fit follows below, behind the names of the runs: no value is cut.
+    What does not fit follows below, behind the names of the runs.
     """
-    lines = [heads(it), *(cells(row, it.settings) for row in it.rows)]
-    marks = ["  ", *("* " if row.is_best else "  " for row in it.rows)]
-    columns = [[mark + line[0] for mark, line in zip(marks, lines, strict=True)]]
-    columns += list(map(list, zip(*lines, strict=True)))[1:]
-    sizes = [max(map(len, column)) for column in columns]
-    blocks: list[list[int]] = []
-    left = 0
-    for column in range(1, len(columns)):
-        if not blocks or (width and sizes[column] + 2 > left):
+    lines = [it.head, *map(it.cells, it.rows)]
+    marks = ["  ", *("* " if row.best else "  " for row in it.rows)]
+    lines = [[mark + name, *rest] for mark, (name, *rest) in zip(marks, lines, strict=True)]
+    sizes = [2 + max(map(len, column)) for column in zip(*lines, strict=True)]
+    blocks = [[0]]
+    for column, size in enumerate(sizes[1:], 1):
+        if 0 < width < size + sum(sizes[i] for i in blocks[-1]) - 2 and len(blocks[-1]) > 1:
             blocks.append([0])
-            left = width - sizes[0]
         blocks[-1].append(column)
-        left -= sizes[column] + 2
     texts = [
-        "\n".join(
-            "  ".join(columns[i][line].ljust(sizes[i]) for i in block).rstrip()
-            for line in range(len(lines))
-        )
+        "\n".join("".join(line[i].ljust(sizes[i]) for i in block).rstrip() for line in lines)
         for block in blocks
     ]
-    notes = [f"{row.name}: {row.note}" for row in it.rows if row.note]
-    best = "* best" if any(row.is_best for row in it.rows) else ""
-    return "\n\n".join([*texts, "\n".join(filter(None, [best, it.caption, *notes]))]).rstrip()
+    best = "* best" if any(row.best for row in it.rows) else ""
+    notes = [best, it.caption, *(f"{row.run}: {row.note}" for row in it.rows if row.note)]
+    return "\n\n".join([*texts, "\n".join(filter(None, notes))]).rstrip()
 
 
 def as_objects(it: Table) -> list[dict[str, Any]]:
-    """A flat object for each row, for programs; what is not known is null."""
-    return [
-        {
-            "run": row.name,
-            "path": str(row.path),
-            "best": row.is_best,
-            "state": row.state,
-            "step": row.step,
-            "tokens": row.tokens,
-            f"best_{it.measure}": row.best,
-            "best_step": row.best_step or None,
-            f"last_{it.measure}": row.last,
-            **{name: row.settings.get(name) for name in it.settings},
-            "note": row.note,
-        }
-        for row in it.rows
-    ]
-
-
-def short(setting: Any) -> str:
-    """A value of a setting: all of it, but of a hash."""
-    text = "on" if setting is True else "off" if setting is False else visible(setting)
-    if isinstance(setting, list | tuple):
-        text = ",".join(map(str, setting))
-    return (text[:_SHOWN] if _HASH.fullmatch(text) else text) or "none"
+    """A flat object for each row, for programs, with a field for each setting that differs."""
+    rows = [{**vars(row), "path": str(row.path), "measure": it.measure} for row in it.rows]
+    known = [dict.fromkeys(it.settings) | row.pop("settings") for row in rows]
+    return [{"run": row["run"], **some, **row} for row, some in zip(rows, known, strict=True)]
