@@ -1,6 +1,8 @@
 """The `gptddp` command. Commands import what they need when they run, so that --help is quick."""
 
+import csv
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
 from gptddp.files import FULL, MISPLACED, explain, may_pass
 from gptddp.inference.model_commands import evaluate, sample
 from gptddp.prepare.commands import prepare
+from gptddp.sweep import sweep
 
 
 class _Group(click.Group):
@@ -78,7 +81,7 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
     ctx.exit(main(args))
 
 
-for command in (prepare, sample, evaluate):
+for command in (prepare, sweep, sample, evaluate):
     cli.add_command(command)
 
 
@@ -230,3 +233,35 @@ def report(runs: tuple[Path, ...], out: Path) -> None:
     nbytes, drawn = draw([_run_dir(run) for run in runs], out)
     click.echo(f"{units.size(nbytes)}, of {units.many(drawn, 'run')}:", err=True)
     click.echo(visible(out))
+
+
+@cli.command()
+@click.argument(
+    "folders", type=click.Path(path_type=Path), metavar="FOLDER...", nargs=-1, required=True
+)
+@click.option("-o", "--output", type=click.Choice(["text", "json", "csv"]), default="text",
+              show_default=True, help="Format; json and csv are for programs.")  # fmt: skip
+def runs(folders: tuple[Path, ...], output: str) -> None:
+    """Compare the runs in FOLDER: the best validation first, with the settings that differ.
+
+    FOLDER is a run, or has runs up to three folders below. They may be going on.
+
+    \b
+    gptddp runs runs
+    """
+    from gptddp.report import side_by_side
+
+    found = {it.resolve(): it for folder in folders for it in side_by_side.find(folder)}
+    if not found:
+        where = " and ".join(map(str, folders))
+        raise ConfigError(f"{where}: no run is in there: give a folder that has run directories")
+    table = side_by_side.side_by_side(list(found.values()))
+    objects = side_by_side.as_objects(table)
+    if output == "text":
+        click.echo(side_by_side.as_text(table, shutil.get_terminal_size((0, 0)).columns))
+    elif output == "json":
+        click.echo(json.dumps(objects, indent=2))
+    else:
+        writer = csv.DictWriter(sys.stdout, list(objects[0]))
+        writer.writeheader()
+        writer.writerows(objects)

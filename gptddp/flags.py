@@ -49,7 +49,7 @@ def _from_toml(where: str, name: str, value: Any) -> Any:
     """As `_from_value`; also 1e3 for a whole number, and texts for what has a unit: "1M", "5m"."""
     has_unit = isinstance(value, str) and value[-1:].isalpha()
     if _kind(name) in ("int", "seconds") and (has_unit or isinstance(value, float)):
-        return _from_text(where, name, str(value))
+        return from_text(where, name, str(value))
     return _from_value(where, name, value)
 
 
@@ -153,8 +153,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _from_text(where: str, name: str, text: Any) -> Any:
-    """A text as the field's type; a flag without text is True already."""
+def from_text(where: str, name: str, text: Any) -> Any:
+    """A text as the field's type; a flag without text is True already. Raises ConfigError."""
     kind = _kind(name)
     try:
         if kind == "int":
@@ -221,8 +221,8 @@ def _help(name: str) -> str:
     return text if default in (None, "") or default is False else f"{text} (default: {default})"
 
 
-def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
-    """Flags, over the TOML file that `--config` names, over the defaults."""
+def texts(args: Sequence[str], prog: str = "gptddp train") -> dict[str, Any]:
+    """What each flag of these is given, as text; True for one without. Raises ConfigError."""
     parser = _Parser(prog, everything="--help-all" in args)
     found, rest = parser.parse_known_args(args)
     for word in rest:
@@ -230,10 +230,15 @@ def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
             raise ConfigError(f"unexpected argument {shown(word)}: give its option, as --steps 90")
         option, known = word.partition("=")[0], map(flag, FIELDS)
         raise ConfigError(f"unknown option {shown(option)}{did_you_mean(option, known)}")
-    given = {name: text for name, text in vars(found).items() if text is not None}
+    return {name: text for name, text in vars(found).items() if text is not None}
+
+
+def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
+    """Flags, over the TOML file that `--config` names, over the defaults."""
+    given = texts(args, prog)
     path = given.pop("config", None)
     values = {} if path is None else from_toml(path)
-    values |= {name: _from_text(flag(name), name, text) for name, text in given.items()}
+    values |= {name: from_text(flag(name), name, text) for name, text in given.items()}
     return Config(**values)
 
 
@@ -266,7 +271,18 @@ def of_run(config: Config) -> dict[str, Any]:
 
 
 def continued(config: Config, run: Config) -> Config:
-    """What a life has that is given `config` for this run: what is open is as the run has it."""
+    """What a life has that is given `config` for this run: what is open is as the run has it.
+
+    Raises ConfigError where a field is given that the run has fixed to another value.
+    """
+    if fields := changed(of_run(run), of_run(config)):
+        what = "; ".join(differences(of_run(run), of_run(config)))
+        job = f"; a job's manifest always names one: give it --preset {run.preset}"
+        raise ConfigError(
+            f"run {config.run_dir} was begun with another configuration ({what}): "
+            f"leave out {', '.join(map(flag, fields))} to continue it, "
+            f"or give another --run-dir{job if 'preset' in fields else ''}"
+        )
     return dataclasses.replace(config, **of_run(run) | of_run(config))
 
 

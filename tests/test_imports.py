@@ -21,6 +21,7 @@ LEVELS = [
     {"gptddp", "amounts", "errors", "grace", "presets", "units"},
     {"click_types", "config", "files"},
     {"advice", "budget", "flags"},
+    {"grid"},
     {"distributed"},
     {"data", "run"},
     {"checkpoint", "model"},
@@ -28,6 +29,7 @@ LEVELS = [
     {"training"},
     {"train", "inference", "fingerprints", "prepare"},
     {"audit", "report"},
+    {"sweep"},
     {"cli", "launch", "demo"},
     {"__main__"},
 ]
@@ -40,9 +42,10 @@ K8S_LEVELS = [
     {"cli"},
 ]
 # What k8s takes from outside of it; `gptddp` is again the version.
-K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.model.shape"} | {
+K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.model.shape"}
+K8S_TAKES |= {
     f"gptddp.{name}"
-    for name in ("advice", "budget", "click_types", "config", "errors", "files", "flags", "units")
+    for name in "advice budget click_types config errors files flags grid units".split()
 }
 # Imports within a function that go up, or out of k8s: where a command begins.
 UPWARDS = {

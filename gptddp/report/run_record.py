@@ -18,8 +18,8 @@ from gptddp.files import read_json
 from gptddp.flags import from_saved
 from gptddp.report.life_records import LifeRecord, WorldRecord, lives_of, number
 from gptddp.run import log_check, summary
-from gptddp.run.directory import FAULTS, LEDGER, SAMPLES
-from gptddp.run.history import is_step, logged, read_ledger
+from gptddp.run.directory import FAULTS, LEDGER, SAMPLES, log_generations
+from gptddp.run.history import glance, is_step, logged, read_ledger
 from gptddp.run.json_lines import parse
 from gptddp.run.owners import Owners
 
@@ -33,10 +33,10 @@ class RunRecord:
 
     path: Path
     events: list[dict[str, Any]]
-    checkpoints: list[Status]
-    faults: list[dict[str, Any]]  # the trainer's own errors: step, generation, rank, error
-    samples: dict[int, str]  # texts, by step
-    wrong: list[str]  # what of its files is not as it should be
+    checkpoints: list[Status] = field(default_factory=list)
+    faults: list[dict[str, Any]] = field(default_factory=list)  # the trainer's own errors
+    samples: dict[int, str] = field(default_factory=dict)  # texts, by step
+    wrong: list[str] = field(default_factory=list)  # what of its files is not as it should be
     dataset: str = ""  # the hash of the data; "": not known
     log_wrong: bool = False  # is the log among them?
     config: Config | None = None
@@ -78,18 +78,29 @@ class RunRecord:
 
 def read(path: Path) -> RunRecord:
     """All that the page needs of one run. Raises OSError."""
-    left_out = summary.read(path).left_out
-    run = RunRecord(
-        path=path,
-        events=read_ledger(path),
-        checkpoints=list_checkpoints(path),
-        faults=_faults(path),
-        samples=_samples(path),
-        wrong=[f"{path / LEDGER}: left out: {it}" for it in left_out],
-    )
+    run = RunRecord(path, read_ledger(path), list_checkpoints(path), _faults(path), _samples(path))
     newest = _read_log(run)
-    run.lives, run.worlds, run.owners = lives_of([*run.events, newest])
-    if run.steps and not run.lives:
+    _read_lives(run, newest)
+    return run
+
+
+def read_briefly(path: Path) -> RunRecord:
+    """A run with only the steps that `glance` finds; its log is not checked. Raises OSError."""
+    run = RunRecord(path, read_ledger(path))
+    _read_lives(run)
+    for line in glance(path, 1 + (run.config.max_skipped if run.config else 0)):
+        _add(run, line)
+    if 0 < run.step < run.done:
+        run.wrong.append(f"its log ends at step {run.step}, {run.done} are done")
+    return run
+
+
+def _read_lives(run: RunRecord, *newest: dict[str, Any]) -> None:
+    """What the ledger says, and what the log knows of its newest life."""
+    path = run.path
+    run.wrong += [f"{path / LEDGER}: left out: {it}" for it in summary.read(path).left_out]
+    run.lives, run.worlds, run.owners = lives_of([*run.events, *newest])
+    if not run.lives and log_generations(path):
         run.wrong.append(
             f"{path / LEDGER} knows of no life of {path}, whose log has steps: lives, restarts "
             "and seconds are not known: put it back from a backup"
@@ -102,7 +113,6 @@ def read(path: Path) -> RunRecord:
             run.config = with_preset(config, accelerator=False)
         except ConfigError as error:
             run.wrong.append(str(error))
-    return run
 
 
 def _read_log(run: RunRecord) -> dict[str, Any]:
@@ -115,20 +125,25 @@ def _read_log(run: RunRecord) -> dict[str, Any]:
         check.add(life, line)
         if not is_step(line):
             continue
-        run.steps.append(line["step"])
-        for name, series in run.series.items():
-            series.append(number(line.get(name), none=math.nan))
-        if line.get("loss", 0) is None:
-            run.skipped.append(line["step"])
+        _add(run, line)
         if isinstance(found := line.get("state_fp"), str):
             run.state_fp = line["step"], found
         if "phases" in line:
             newest = {"generation": life, "phases": line["phases"]}
-        run.last = line
     if wrong := check.found():
         run.wrong.append(log_check.not_whole(run.path, wrong))
         run.log_wrong = True
     return {"event": "checkpoint", "generation": 0, **newest}
+
+
+def _add(run: RunRecord, line: dict[str, Any]) -> None:
+    """One more step, into the series."""
+    run.steps.append(line["step"])
+    for name, series in run.series.items():
+        series.append(number(line.get(name), none=math.nan))
+    if line.get("loss", 0) is None:
+        run.skipped.append(line["step"])
+    run.last = line
 
 
 def _samples(path: Path) -> dict[int, str]:

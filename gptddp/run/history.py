@@ -180,6 +180,25 @@ def logged(
             yield logs[step], parse(lines[step]) or {}
 
 
+def glance(run_dir: str | Path, newest: int) -> list[dict[str, Any]]:
+    """The lines of `history` that have an evaluation, and the last `newest` or more, in order.
+
+    Only these are parsed. An evaluation counts that a newer life has not made again.
+    """
+    ledger, found = summary.read(run_dir), dict[int, dict[str, Any]]()
+    finished = ledger.finished or {"generation": 0, "step": 0}
+    for life in log_generations(run_dir):
+        with log_path(run_dir, life).open("rb") as log:
+            lines = [line for it in log if b'"val_loss"' in it and (line := parse(it))]
+        for line in filter(is_step, lines):
+            is_over = life <= finished["generation"] and line["step"] > finished["step"]
+            if not is_over and branches.is_on(ledger.branches, life, line["step"]):
+                found[line["step"]] = line
+    last = filter(is_step, history(run_dir, last_step(run_dir) - newest + 1))
+    found |= {line["step"]: line for line in last}
+    return [found[step] for step in sorted(found)]
+
+
 def is_step(line: Line) -> bool:
     """Has a line the number of a step that has been done? A foreign one may have anything."""
     return type(step := line.get("step")) is int and 0 < step < MOST_STEPS

@@ -12,7 +12,7 @@ from gptddp.distributed import environment
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import numerics
 from gptddp.errors import ConfigError, DataError
-from gptddp.flags import changed, continued, differences, flag, of_run, to_saved
+from gptddp.flags import changed, continued, differences, to_saved
 from gptddp.run.summary import Summary
 from gptddp.training.events import Events
 
@@ -28,16 +28,7 @@ def resolve(config: Config, world: World, run: Config | None) -> Config:
     """
     if run is None:
         return _closed(config, world)
-    before = _closed(run, world)
-    if fields := changed(of_run(before), of_run(config)):
-        what = "; ".join(differences(of_run(before), of_run(config)))
-        job = f"; a job's manifest always names one: give it --preset {before.preset}"
-        raise ConfigError(
-            f"run {config.run_dir} was begun with another configuration ({what}): "
-            f"leave out {', '.join(map(flag, fields))} to continue it, "
-            f"or give another --run-dir{job if 'preset' in fields else ''}"
-        )
-    return continued(config, before)
+    return continued(config, _closed(run, world))
 
 
 def _closed(config: Config, world: World) -> Config:

@@ -38,7 +38,7 @@ def doctor(
     from gptddp.k8s.cluster import connect
     from gptddp.k8s.render import manifest
 
-    job = load(options)
+    job = load(options)[0]
     cluster = connect(job.namespace, kubeconfig, context)
     objects = manifest.objects(dataclasses.replace(job, namespace=cluster.namespace))
     found = []

@@ -26,7 +26,7 @@ from gptddp.k8s.render.spec import JobSpec
 
 # The options that people set, by the groups of the help; `--help-all` has the others too.
 MAIN = {
-    "The job": ("--file", "--name", "--namespace", "--image"),
+    "The job": ("--file", "--sweep", "--name", "--namespace", "--image"),
     "Pods": ("--replicas", "--min", "--max", "--cpu", "--memory", "--gpus", "--env"),
     "Volumes": ("--data", "--runs"),
     "A queue of Kueue": ("--queue",),
@@ -43,6 +43,13 @@ def spec_options(command: Callable[..., None]) -> Callable[..., None]:
     for name, field in reversed(spec.FIELDS.items()):
         names = [spec.flag(name), name, *(["-n"] if name == "namespace" else [])]
         command = click.option(*names, **flag_of(field))(command)
+    command = click.option(
+        "--sweep",
+        multiple=True,
+        metavar="FIELD=A,B...",
+        callback=pairs,
+        help="a job NAME-FIELD-VALUE for each value of a trainer's option; may be repeated",
+    )(command)
     file = click.option(
         "-f",
         "--file",
@@ -56,18 +63,20 @@ def trainer_flags() -> list[str]:
     return [flags.flag(name) for name in config.FIELDS]
 
 
-def load(options: dict[str, Any]) -> JobSpec:
-    """The spec of a command's options, with its notes printed; raises ConfigError."""
+def load(options: dict[str, Any]) -> list[JobSpec]:
+    """The jobs of a command's options, with their notes printed; raises ConfigError."""
     from gptddp.k8s.render import manifest, rules
 
     file, train_args = options.pop("file"), options.pop("train_args")
-    job = spec.load(file, options, train_args)
-    rules.refuse(rules.check(job, manifest.pytorchjob(job)))
-    for warning in rules.warnings(job):
+    swept = {name.replace("-", "_"): values for name, values in options.pop("sweep")}
+    jobs = spec.load_all(file, options, train_args, swept)
+    for job in jobs:
+        rules.refuse(rules.check(job, manifest.pytorchjob(job)))
+    for warning in dict.fromkeys(it for job in jobs for it in rules.warnings(job)):
         note(f"warning: {warning}")
-    if job.code is not None:
-        note(str(job.code))
-    return job
+    if jobs[0].code is not None:
+        note(str(jobs[0].code))
+    return jobs
 
 
 @click.command(
@@ -87,15 +96,16 @@ def render(output: str, **options: Any) -> None:
     """
     from gptddp.k8s.render import companions, manifest
 
-    job = load(options)
-    objects = manifest.objects(job)
+    jobs = load(options)
+    objects = [it for job in jobs for it in manifest.objects(job)]
     text = manifest.to_yaml(objects) if output == "yaml" else manifest.to_json(objects)
     click.echo(text, nl=False)
-    at = f" -n {job.namespace}" if job.namespace else ""
-    note(
-        f"the pods sign their rendezvous with a key, if there is a Secret {job.name}: "
-        f"{companions.key_command(job.name, at)}"
-    )
+    for job in jobs:
+        at = f" -n {job.namespace}" if job.namespace else ""
+        note(
+            f"the pods sign their rendezvous with a key, if there is a Secret {job.name}: "
+            f"{companions.key_command(job.name, at)}"
+        )
 
 
 @click.command(cls=Command, owner="the trainer", takes=trainer_flags, main=MAIN)
@@ -159,24 +169,32 @@ def submit(
     from gptddp.k8s.render import manifest
 
     _refuse_options(ctx, local)
-    job = load(options)
+    jobs = load(options)
+    code = 0
     if local:
+        from gptddp.k8s.exit_codes import INTERRUPTED
         from gptddp.k8s.local import run
 
         folders = {claim: Path(folder) for claim, folder in volume}
-        objects = manifest.objects(job)
-        _say_left_out(job)
+        _say_left_out(jobs[0])
         local_dir = local_dir or LOCAL_DIR
-        ctx.exit(run.run(objects, local_dir=local_dir, volumes=folders, verbose=verbose))
+        for job in jobs:
+            objects = manifest.objects(job)
+            one = run.run(objects, local_dir=local_dir, volumes=folders, verbose=verbose)
+            code = max(code, one)
+            if code == INTERRUPTED:
+                break
+        ctx.exit(code)
     from gptddp.k8s.cli import on_cluster
     from gptddp.k8s.cluster import connect
 
-    cluster = connect(job.namespace, kubeconfig, context)
-    objects = manifest.objects(dataclasses.replace(job, namespace=cluster.namespace))
-    if dry_run:
-        return on_cluster.dry_run(cluster, objects, replace=replace)
-    ctx.exit(
-        on_cluster.submit(
+    cluster = connect(jobs[0].namespace, kubeconfig, context)
+    for job in jobs:
+        objects = manifest.objects(dataclasses.replace(job, namespace=cluster.namespace))
+        if dry_run:
+            on_cluster.dry_run(cluster, objects, replace=replace)
+            continue
+        one = on_cluster.submit(
             cluster,
             objects,
             line=shlex.join(["gptddp-k8s", "submit", *ctx.meta[TYPED]]),
@@ -186,7 +204,8 @@ def submit(
             follow=follow,
             timeout_s=timeout,
         )
-    )
+        code = max(code, one)
+    ctx.exit(code)
 
 
 def _say_left_out(job: JobSpec) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptddp import __version__, config, flags
+from gptddp import __version__, config, flags, grid
 from gptddp.config import Config
 from gptddp.errors import ConfigError
 from gptddp.flags import did_you_mean, name_of, read_toml
@@ -126,10 +126,19 @@ def load(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str])
 
     As `given`, with every field filled that was left open.
     """
-    spec = resolve(given(file, flags, train_args))
+    return load_all(file, flags, train_args, {})[0]
+
+
+def load_all(
+    file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str], swept: Mapping[str, str]
+) -> list[JobSpec]:
+    """A job for each run of a sweep, named by both, as `load` makes one. Raises ConfigError."""
+    spec = given(file, flags, train_args)
     if spec.code is not None:
         _ = spec.code.archive  # what is wrong with it is said now
-    return spec
+    runs = grid.configurations(swept, spec.train, train_args)
+    named = {"-".join(filter(None, [spec.name, name])): train for name, train in runs.items()}
+    return [resolve(dataclasses.replace(spec, name=it, train=c)) for it, c in named.items()]
 
 
 def given(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]) -> JobSpec:

@@ -1,0 +1,131 @@
+"""The command `gptddp sweep`: runs that differ in some fields, one after the other, in a folder.
+
+Each is trained by a process of its own, and has the bits of a run that is started by hand.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gptddp.errors import ConfigError
+from gptddp.files import exists, patiently
+
+if TYPE_CHECKING:
+    from gptddp.config import Config
+
+_say = partial(click.echo, err=True)
+
+
+class _Sweep(click.Command):
+    """A command whose words after `--` are the object of its context."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.obj = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+
+@click.command(cls=_Sweep, context_settings={"ignore_unknown_options": True})
+@click.option("--run-dir", metavar="DIR", required=True, type=click.Path(path_type=Path),
+              help="Folder of the sweep; its runs are in it, as DIR/lr-3e-3.")  # fmt: skip
+@click.argument("swept", nargs=-1, required=True, type=click.UNPROCESSED,
+                metavar="--FIELD A,B... -- [TRAIN OPTIONS]")  # fmt: skip
+@click.pass_context
+def sweep(ctx: click.Context, run_dir: Path, swept: tuple[str, ...]) -> None:
+    """Train one run for each value of a field, one after the other, and compare them.
+
+    Before `--`: the fields that differ, with their values; of several fields, every combination.
+    After it: options of `gptddp train`, for all runs. The same command again skips what is
+    finished and continues the rest. Exit code 1 if a run has failed; the others are trained.
+
+    \b
+    gptddp sweep --run-dir runs/lr --lr 1e-3,3e-3,1e-2 -- --data data --steps 300
+    """
+    from gptddp import flags, grid
+    from gptddp.report import side_by_side
+
+    base = flags.from_args(ctx.obj)
+    if base.run_dir:
+        raise ConfigError("--run-dir is the folder of the sweep: give it once, before --")
+    configs = grid.configurations(flags.texts(swept), base, ctx.obj)
+    failed = _train_all(_prepare(run_dir, configs))
+    table = side_by_side.side_by_side(list(side_by_side.find(run_dir)))
+    click.echo(side_by_side.as_text(table, shutil.get_terminal_size((0, 0)).columns))
+    for name, code in failed.items():
+        _say(f"{name} has failed with exit code {code}; the same command tries it again")
+    ctx.exit(1 if failed else 0)
+
+
+def _prepare(folder: Path, configs: "Mapping[str, Config]") -> "dict[str, Config]":
+    """The runs with their directories below `folder`, once all that can be checked early is right.
+
+    Raises ConfigError or DataError for what any of them would refuse, OSError.
+    """
+    from gptddp.checkpoint import run_state
+    from gptddp.config import with_preset
+    from gptddp.data.dataset import open_dataset
+    from gptddp.flags import continued
+
+    runs = {name: replace(c, run_dir=str(folder / name)) for name, c in configs.items()}
+    for config in runs.values():
+        known = config.preset or config.device or not exists("/dev/nvidiactl")
+        if patiently(partial(run_state.read, config.run_dir)).config is not None:
+            continued(config, run_state.configuration(config.run_dir))
+            run_state.why_finished(config)
+        elif known and not config.init_from:
+            # Else the folder decides some fields, or there may be a GPU, which torch alone knows.
+            with_preset(config, accelerator=config.device == "cuda")
+    if not config.data:
+        raise ConfigError("--data is missing: give it after --, as in `-- --data data`")
+    patiently(lambda: open_dataset(config.data, config.on_bad or "quarantine"))
+    there = next(it for it in (folder, *folder.absolute().parents) if exists(it))
+    if not os.access(there, os.W_OK):
+        raise ConfigError(f"{there} cannot be written: give another --run-dir")
+    return runs
+
+
+def _train_all(runs: "Mapping[str, Config]") -> dict[str, int]:
+    """Train what is not finished, in order; the exit codes of the runs that have failed, by name.
+
+    What ends this process stops the training, which saves.
+    """
+    from ctypes import CDLL
+
+    from gptddp.checkpoint.run_state import why_finished
+    from gptddp.flags import given, to_args
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    failed = {}
+    for count, (name, config) in enumerate(runs.items(), 1):
+        if why := why_finished(config):
+            _say(f"[{count}/{len(runs)}] {name}: {why}")
+            continue
+        args = to_args(given(config))
+        _say(f"[{count}/{len(runs)}] {name}\n$ gptddp train {shlex.join(args)}")
+        command = [sys.executable, "-m", "gptddp.train", *args]
+        # In a session of its own, as the terminal's Ctrl-C is to reach it once, from here. And the
+        # kernel is to stop it where this process is killed: PR_SET_PDEATHSIG is 1.
+        tie = partial(CDLL(None).prctl, 1, signal.SIGTERM, 0, 0, 0)
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=tie)
+        try:
+            code = child.wait()
+        except BaseException:  # Ctrl-C, or the SystemExit of a signal
+            child.terminate()  # and no SIGINT: a traceback where Python is still importing
+            child.wait()
+            _say(f"stopped at {name}: the same command continues")
+            raise
+        if code:
+            failed[name] = code if code > 0 else 128 - code
+    return failed

@@ -1,0 +1,148 @@
+"""`gptddp runs`: which run was best, and what differed, whatever state the runs are in."""
+
+import csv
+import io
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+from support.report_pages import write
+
+from gptddp.cli import cli
+from gptddp.report.side_by_side import as_text, find, side_by_side
+from gptddp.run import summary
+from gptddp.run.history import glance, history
+from gptddp.run.lease_file import lease_of
+
+
+def settle(run, factor=1.0, dataset="", **settings):
+    """Give a run other settings in its ledger, and other validation losses in its log."""
+    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    for start in (it for it in lines if it["event"] == "start"):
+        start["config"] |= settings
+        start |= {"dataset": dataset} if dataset else {}
+        del start[summary.HASH]
+        start[summary.HASH] = summary.hash_of(start)
+    (run / "ledger.jsonl").write_text("".join(json.dumps(it) + "\n" for it in lines))
+    for log in run.glob("log.*"):
+        steps = [json.loads(line) for line in log.read_text().splitlines()]
+        for it in (it for it in steps if "val_loss" in it):
+            it["val_loss"] *= factor
+        log.write_text("".join(json.dumps(it) + "\n" for it in steps))
+    return run
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Three rates; that of lr-9 is the best."""
+    for number, factor in ((2, 1.2), (9, 1.0), (10, 1.1)):
+        run = write(tmp_path / f"sweep/lr-{number}", 40, lives=2)
+        settle(run, factor, lr=number / 1000, checkpoint_every=7.0, data=f"data/{number}")
+    return tmp_path / "sweep"
+
+
+def runs(*args):
+    result = CliRunner().invoke(cli, ["runs", *map(str, args)])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_best_is_first_and_only_what_differs_is_a_column(sweep):
+    """By the least validation loss; a setting that all share is none, nor is a path."""
+    table = side_by_side(list(find(sweep)))
+    assert [it.run for it in table.rows] == ["lr-9", "lr-10", "lr-2"]
+    assert [it.best for it in table.rows] == [True, False, False]
+    assert table.settings == ["lr"]
+    least = min((line["val_loss"], line["step"]) for line in history(sweep / "lr-9")
+                if "val_loss" in line)  # fmt: skip
+    assert (table.rows[0].validation, table.rows[0].at_step) == least
+    head, first = runs(sweep).splitlines()[:2]
+    assert " ".join(head.split()) == "run best val. loss lr last state step tokens"
+    assert first.split()[:2] == ["*", "lr-9"] and "0.009" in first and "40/40" in first
+
+
+def test_programs_get_every_digit(sweep):
+    """As JSON and as CSV: numbers, the word `best`, and a field for what differs."""
+    first, *_ = json.loads(runs(sweep, "-o", "json"))
+    row, *others = csv.DictReader(io.StringIO(runs(sweep, "-o", "csv")))
+    assert first["best"] is True and row["best"] == "True" and len(others) == 2
+    assert first["lr"] == float(row["lr"]) == 0.009 and first["state"] == "finished"
+    assert str(first["validation"]) == row["validation"] and first["tokens"] == 40_000
+
+
+@pytest.mark.parametrize("width", [30, 40, 79])
+def test_a_narrow_table_cuts_nothing(sweep, width):
+    """What does not fit stands below; no line is wider than the terminal, no value is lost."""
+    table = side_by_side(list(find(sweep)))
+    text = as_text(table, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert sorted(set(text.split())) == sorted(set(as_text(table).split()))
+
+
+def test_a_run_in_any_state_has_its_row(sweep, tmp_path):
+    """One that runs, has no evaluation, lost the end of its log or its ledger, or cannot be read:
+    it says so, behind those that have a result."""
+    new = write(sweep / "new", 10)
+    lines = (new / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (new / "ledger.jsonl").write_text(lines[0])
+    (new / "log.1.jsonl").write_text("")
+    (new / "lease.json").write_text(json.dumps(lease_of("a", "life") | {"space": "other"}))
+    torn = shutil.copytree(sweep / "lr-2", sweep / "torn")
+    (torn / "log.2.jsonl").write_bytes((torn / "log.2.jsonl").read_bytes()[:-20])
+    (torn / "ledger.jsonl").write_text((torn / "ledger.jsonl").read_text() + '{"event": "che')
+    (torn / "ledger.jsonl").write_text((torn / "ledger.jsonl").read_text() + "\n")
+    lost = shutil.copytree(sweep / "lr-2", sweep / "lost")
+    (lost / "ledger.jsonl").unlink()
+    (sweep / "odd/ledger.jsonl").mkdir(parents=True)
+    rows = {it.run: it for it in side_by_side(list(find(sweep))).rows}
+    assert list(rows)[0] == "lr-9" and len(rows) == 7
+    assert (rows["new"].state, rows["new"].note) == ("running", "no evaluation yet")
+    assert "torn" in rows["torn"].note and "its log ends at step 39" in rows["torn"].note
+    assert "from a backup" in rows["lost"].note and rows["lost"].validation is not None
+    assert rows["odd"].state == "unreadable" and "Is a directory" in rows["odd"].note
+    text = runs(sweep)
+    assert all(name in text for name in rows) and "new: no evaluation yet" in text
+
+
+def test_bits_per_byte_decide_where_datasets_differ(sweep):
+    """If all runs have them; if not, none is called the best. The hash of the data is a column."""
+    settle(sweep / "lr-2", 0.1, dataset="a" * 64)
+    settle(sweep / "lr-9", dataset="b" * 64)
+    table = side_by_side(list(find(sweep)))
+    assert table.measure == "val_bpb" and "data" in table.settings
+    assert "bbbbbbbb  " in as_text(table) and "b" * 9 not in as_text(table)
+    for log in (sweep / "lr-2").glob("log.*"):
+        log.write_text(log.read_text().replace("val_bpb", "was_bpb"))
+    table = side_by_side(list(find(sweep)))
+    assert table.measure == "val_loss" and "cannot be compared" in table.caption
+    assert not any(it.best for it in table.rows)
+
+
+def test_equal_runs_are_both_the_best(sweep):
+    """As a run with kills and one without have the same bits."""
+    shutil.copytree(sweep / "lr-9", sweep / "again")
+    assert sum(it.best for it in side_by_side(list(find(sweep))).rows) == 2
+
+
+def test_runs_are_found_below_a_folder(sweep, tmp_path):
+    """The folders of a run are none; without any there is a fix."""
+    (sweep / "lr-2/checkpoints/step-1").mkdir(parents=True)
+    (sweep / "lr-2/checkpoints/ledger.jsonl").touch()
+    assert [it.name for it in find(tmp_path)] == ["lr-10", "lr-2", "lr-9"]
+    assert [it.name for it in find(sweep / "lr-9")] == ["lr-9"]
+    result = CliRunner().invoke(cli, ["runs", str(tmp_path / "none")])
+    assert result.exit_code == 2 and "give a folder that has run directories" in result.stderr
+
+
+def test_a_glance_finds_what_the_history_has(tmp_path):
+    """Every evaluation as the newest life logged it, up to the end of the run, and the last lines;
+    what an older life did beyond is the older one's."""
+    run = write(tmp_path / "run", 60, lives=3)
+    again = [json.loads(line) for line in (run / "log.2.jsonl").read_text().splitlines()]
+    redone = [it | {"val_loss": 9.0} if "val_loss" in it else it for it in again[:10]]
+    (run / "log.3.jsonl").write_text("".join(json.dumps(it) + "\n" for it in redone))
+    lines = list(history(run))
+    wanted = [it for it in lines if "val_loss" in it or it["step"] > 26]
+    assert glance(run, 4) == wanted and wanted[-1]["step"] == 40
+    assert [it.get("val_loss") for it in wanted if 23 < it["step"] < 29] == [9.0, 9.0, None]
