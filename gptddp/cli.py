@@ -219,20 +219,25 @@ def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
     metavar="FILE",
     help="File of the page; an older page is replaced.",
 )
-def report(runs: tuple[Path, ...], out: Path) -> None:
+@click.option("--watch", is_flag=True, help="Keep the page fresh until the runs have ended.")
+def report(runs: tuple[Path, ...], out: Path, watch: bool) -> None:
     """Draw runs on one page: curves, restarts, where time went.
 
-    Nothing of a run is changed, and it may be going on. Several runs are drawn over each other.
+    Nothing of a run is changed, and it may be going on. Several runs are drawn over each other,
+    below a table of them, the best first.
 
     \b
     gptddp report runs/first
     gptddp report runs/undisturbed runs/killed --out both.html
     """
-    from gptddp.report.page import report as draw
+    from gptddp.report import page
 
-    nbytes, drawn = draw([_run_dir(run) for run in runs], out)
-    click.echo(f"{units.size(nbytes)}, of {units.many(drawn, 'run')}:", err=True)
+    nbytes, states = page.report([_run_dir(run) for run in runs], out)
+    click.echo(f"{units.size(nbytes)}, of {units.many(len(states), 'run')}:", err=True)
     click.echo(visible(out))
+    if watch:
+        click.echo("made anew every few seconds, until the runs have ended or Ctrl-C", err=True)
+        page.watch(runs, out)
 
 
 @cli.command()
@@ -256,12 +261,12 @@ def runs(folders: tuple[Path, ...], output: str) -> None:
         where = " and ".join(map(str, folders))
         raise ConfigError(f"{where}: no run is in there: give a folder that has run directories")
     table = side_by_side.side_by_side(list(found.values()))
-    objects = side_by_side.as_objects(table)
     if output == "text":
         click.echo(side_by_side.as_text(table, shutil.get_terminal_size((0, 0)).columns))
     elif output == "json":
-        click.echo(json.dumps(objects, indent=2))
+        click.echo(json.dumps(table.rows, indent=2))
     else:
-        writer = csv.DictWriter(sys.stdout, list(objects[0]))
+        fields = dict.fromkeys(name for row in table.rows for name in row)
+        writer = csv.DictWriter(sys.stdout, list(fields))
         writer.writeheader()
-        writer.writerows(objects)
+        writer.writerows(table.rows)

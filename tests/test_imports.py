@@ -45,7 +45,17 @@ K8S_LEVELS = [
 K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.model.shape"}
 K8S_TAKES |= {
     f"gptddp.{name}"
-    for name in "advice budget click_types config errors files flags grid units".split()
+    for name in [
+        "advice",
+        "budget",
+        "click_types",
+        "config",
+        "errors",
+        "files",
+        "flags",
+        "grid",
+        "units",
+    ]
 }
 # Imports within a function that go up, or out of k8s: where a command begins.
 UPWARDS = {

@@ -8,6 +8,7 @@ async function zoomed(from, change) {
   if (range[0] === undefined) return;
   const all = range[0] === whole[0] && range[1] === whole[1];
   busy = true;
+  view.range = all ? null : range;
   for (const it of figures.filter(steps)) {
     const y = all ? null : seen(it, range);
     const own = it === from && change["yaxis.range[0]"] !== undefined;
@@ -22,18 +23,19 @@ async function zoomed(from, change) {
 function seen(it, [a, b]) {
   let low = Infinity,
     high = -Infinity;
-  for (const { x, y, kind } of it.traces) {
+  for (const { at: x, y, kind } of it.drawn) {
     if (kind === "mark") continue;
     x.forEach((at, i) => {
-      if (at >= a && at <= b && y[i] !== null) {
+      if (at >= a && at <= b && y[i] !== null && (y[i] > 0 || !isLog(it))) {
         low = Math.min(low, y[i]);
         high = Math.max(high, y[i]);
       }
     });
   }
   if (low > high) return null;
+  if (isLog(it)) [low, high] = [Math.log10(low), Math.log10(high)];
   const room = (high - low || Math.abs(high) || 1) * 0.06;
-  return [it.low === 0 ? 0 : low - room, high + room];
+  return [it.low === 0 && !isLog(it) ? 0 : low - room, high + room];
 }
 
 // Keys: from point to point, and zoom.
@@ -60,29 +62,38 @@ function keys(it) {
     )
       return;
     event.preventDefault();
-    const xs = steps(it) ? it.traces[0].x : Array.from(it.cells[0], (_, i) => i + 0.5);
+    const first = steps(it) && it.drawn.findIndex((t) => !t.faint);
+    const xs = steps(it) ? it.drawn[first]?.at || [] : Array.from(it.cells[0], (_, i) => i + 0.5);
     at = Math.max(0, Math.min(xs.length - 1, at + (by || 0)));
     if (down) row = Math.max(0, Math.min(it.rows.length - 1, row + down));
     if (zoom !== undefined) return zoomTo(it, xs[at], zoom);
     const points = steps(it)
-      ? [{ curveNumber: 0, pointNumber: at }]
+      ? [{ curveNumber: first, pointNumber: at }]
       : [{ curveNumber: 0, pointNumber: [row * it.perRow, at] }];
     Plotly.Fx.hover(div, points);
     readout.textContent = steps(it) ? words(it, xs[at]) : it.words[row][at];
   });
-  div.addEventListener("blur", () => {
+  const end = () => {
     Plotly.Fx.unhover(div);
     readout.textContent = "";
+  };
+  div.addEventListener("blur", end);
+  div.on("plotly_hover", ({ points: [point] }) => {
+    if (narrow.matches) readout.textContent = steps(it) ? words(it, point.x) : point.text;
   });
+  div.on("plotly_unhover", () => narrow.matches && (readout.textContent = ""));
 }
 
+// What all lines say at a place, or nearest to it; and the marks there.
 function words(it, x) {
-  const parts = it.traces.flatMap((t) =>
-    t.x.flatMap((at, i) =>
-      at !== x ? [] : t.kind === "mark" ? [t.text[i]] : [`${t.name} ${t.y[i]}`],
-    ),
-  );
-  return `step ${x}: ${parts.join("; ")}`;
+  const lines = it.drawn.flatMap((t) => {
+    const near = (i) => Math.abs(t.at[i] - x) / (whole[1] - whole[0]);
+    if (t.kind === "mark") return t.text.filter((_, i) => near(i) < (narrow.matches ? 0.01 : 1e-9));
+    const i = t.at.reduce((best, _, at) => (near(at) < near(best) ? at : best), 0);
+    const hidden = (t.faint && several) || near(i) > 0.02;
+    return hidden ? [] : [`${t.name} ${t.y[i] && Number(t.y[i].toPrecision(6))}`];
+  });
+  return [`${unit} ${Number(x.toPrecision(6))}`, ...lines].join("\n");
 }
 
 function zoomTo(it, x, by) {

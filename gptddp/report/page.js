@@ -1,7 +1,4 @@
-"use strict";
 const nonce = document.currentScript.nonce;
-const $ = (id) => document.getElementById(id);
-const figures = JSON.parse($("figures").textContent);
 const narrow = matchMedia("(max-width: 640px)"),
   dark = matchMedia("(prefers-color-scheme: dark)");
 const options = { responsive: true, displayModeBar: false };
@@ -11,9 +8,8 @@ const colour = (name) =>
     .getPropertyValue("--" + name)
     .trim();
 const steps = (it) => it.traces !== undefined;
-const largest = (numbers) => numbers.reduce((a, b) => Math.max(a, b), 1);
-const most = largest(figures.filter(steps).flatMap((it) => it.traces.flatMap((t) => t.x)));
-const whole = [-0.01 * most, 1.02 * most]; // of all axes of steps
+const largest = (numbers) => numbers.reduce((a, b) => Math.max(a, b), 0) || 1;
+let whole = [0, 1]; // the range of all x axes but those of the ranks
 const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 // Plotly itself lies in the page as gzip: the text of the page is there before it is unpacked.
@@ -56,14 +52,14 @@ function layout(more) {
 
 function trace(it) {
   const paint = colour("c" + (it.colour % 6)),
-    base = { x: it.x, y: it.y, name: escaped(it.name), type: "scatter" };
+    base = { x: it.at, y: it.y, name: escaped(it.name), type: "scatter" };
   if (it.kind === "mark") {
     return {
       ...base,
       yaxis: "y2",
       mode: "markers",
-      text: it.text.map(escaped),
-      hovertemplate: "%{text}<extra></extra>",
+      text: it.text.map((text) => escaped(text).replace(/(.{50}[^ ]*) /g, "$1<br>")),
+      ...hover("%{text}<extra></extra>"),
       marker: {
         symbol: it.symbol,
         size: it.x.length > 40 ? 5 : it.mark === "restart" ? 11 : 8,
@@ -85,56 +81,76 @@ function trace(it) {
       dash: points && it.dash === "solid" ? "dot" : it.dash,
       shape: it.steps ? "hv" : "linear",
     },
-    hovertemplate: "%{y}<extra>%{fullData.name}</extra>",
+    ...(it.faint ? { hoverinfo: "skip" } : hover("%{y}<extra>%{fullData.name}</extra>")),
   };
 }
 
+// On a narrow screen the readout below says it all, where no label would fit.
+const hover = (hovertemplate) => (narrow.matches ? { hoverinfo: "none" } : { hovertemplate });
+
 function curves(it) {
-  const legend = it.traces.filter((t) => t.kind !== "mark").length > 1;
+  it.drawn = chosen(it);
+  const lines = it.drawn.filter((t) => t.kind !== "mark"),
+    legend = !several && lines.length > 1;
+  const y = view.range && seen(it, view.range);
   return [
-    it.traces.map(trace),
+    it.drawn.map(trace),
     layout({
       showlegend: legend,
       margin: { l: 50, r: 10, t: 18, b: legend ? 64 : 40 },
       xaxis: axis({
-        range: whole.slice(),
-        title: { text: "step", standoff: 4 },
-        tickformat: ",d",
-        hoverformat: ",d",
-        ...(most < 8 ? { dtick: 1 } : {}),
+        range: (view.range || whole).slice(),
+        title: { text: unit, standoff: 4 },
+        ...(view.x === "steps" ? { tickformat: ",d", hoverformat: ",d" } : {}),
+        ...(whole[1] < 8 && view.x === "steps" ? { dtick: 1 } : {}),
       }),
       yaxis: axis({
+        type: isLog(it) ? "log" : "linear",
         rangemode: it.low === 0 ? "tozero" : "normal",
         exponentformat: /^(lr|grad_norm)$/.test(it.id) ? "e" : "SI",
         nticks: 6,
         hoverformat: "~r",
-        ...(it.id === "world_size"
-          ? {
-              dtick: Math.ceil(
-                largest(it.traces.filter((t) => t.kind !== "mark").flatMap((t) => t.y)) / 6,
-              ),
-            }
-          : {}),
+        ...(y ? { range: y } : {}),
+        ...(it.id === "world_size" ? { dtick: Math.ceil(largest(lines.flatMap((t) => t.y)) / 6) } : {}),
       }),
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
     }),
   ];
 }
 
-const draw = (it) => Plotly.react($(it.id), ...(steps(it) ? curves(it) : strip(it)), options);
+const isLog = (it) => view.log && it.id !== "world_size";
+async function draw(it) {
+  await Plotly.react($(it.id), ...(steps(it) ? curves(it) : strip(it)), options);
+  if (it.connected) return;
+  it.connected = true;
+  $(it.id).on("plotly_relayout", (change) => (steps(it) ? zoomed(it, change) : ticked(it, change)));
+  keys(it);
+}
 
-async function main() {
-  await unpack();
-  for (const it of figures) {
-    if (!$(it.id)) continue;
-    await draw(it);
-    $(it.id).on("plotly_relayout", (change) =>
-      steps(it) ? zoomed(it, change) : ticked(it, change),
-    );
-    keys(it);
+async function drawAll(which = () => true) {
+  choose();
+  const end = largest(figures.filter(steps).flatMap((it) => chosen(it).flatMap((t) => t.at)));
+  whole = [-0.01 * end, 1.02 * end];
+  for (const it of figures.filter(which)) {
+    if ($(it.id).clientWidth) await draw(it); // not hidden
     await new Promise((next) => setTimeout(next)); // the page stays usable meanwhile
   }
-  dark.addEventListener("change", () => figures.forEach(draw));
+}
+
+async function main() {
+  const back = restore();
+  await unpack();
+  $("view").hidden = !figures.some(steps);
+  await drawAll();
+  $("view").addEventListener("change", ({ target }) => {
+    if (target.name === "x") view.range = null;
+    drawAll();
+  });
+  for (const it of details)
+    it.addEventListener("toggle", () => it.open && drawAll((one) => it.contains($(one.id))));
+  dark.addEventListener("change", () => drawAll());
+  back();
+  refresh(Number(document.body.dataset.every));
   document.documentElement.dataset.drawn = Math.round(performance.now()); // for the tests
 }
 main().catch((error) => {

@@ -7,6 +7,7 @@ import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gptddp import __version__
 from gptddp.errors import ConfigError
@@ -14,23 +15,48 @@ from gptddp.files import exists, make_folder, write_atomic
 from gptddp.report import curves, strip
 from gptddp.report.run_record import RunRecord, read
 from gptddp.report.sections import compared, sections
+from gptddp.report.side_by_side import names_of, side_by_side
 
 MARK = b'<meta name="generator" content="gptddp report">'
+EVERY_S = 5  # from one page to the next, at least
+PATIENCE_S = 120.0  # that a run is waited for which was going on: after a fault it starts again
 
 
-def report(paths: Sequence[Path], out: Path) -> tuple[int, int]:
-    """Write the page; its bytes and its runs. Raises ConfigError, OSError.
+def watch(paths: Sequence[Path], out: Path) -> None:
+    """Write the page again and again until no run goes on, or Ctrl-C: an open one loads itself.
 
-    A run that is given twice is drawn once, and no file is replaced but an older page.
+    Raises what `report` raises.
+    """
+    until = 0.0
+    try:
+        while True:
+            began = time.monotonic()
+            _, states = report(paths, out, EVERY_S)
+            if "running" in states:
+                until = began + PATIENCE_S
+            if began > until or not {"running", "stopped", "lost"} & set(states):
+                break
+            time.sleep(max(EVERY_S, 4 * (time.monotonic() - began)))  # hardly a load
+    except KeyboardInterrupt:
+        pass
+    report(paths, out)
+
+
+def report(paths: Sequence[Path], out: Path, every_s: int = 0) -> tuple[int, list[str]]:
+    """Write the page; its bytes and the states of its runs. Raises ConfigError, OSError.
+
+    A run that is given twice is drawn once, and no file is replaced but an older page. every_s:
+    the page loads itself again after so many seconds; 0: it does not.
     """
     plots = _plots()
     if exists(out) and not (exists(out, stat.S_ISREG) and _is_page(out)):
         raise ConfigError(f"--out {out} is there, and is no page of gptddp report: give another")
     make_folder(out.resolve().parent)
     runs = [read(path) for path in {path.resolve(): path for path in paths}.values()]
-    html = render(runs, plots).encode()
+    drawn = list(map(sections, runs, names_of([run.path for run in runs])))
+    html = render(runs, drawn, plots, every_s).encode()
     write_atomic(out, html)
-    return len(html), len(runs)
+    return len(html), [it["state"] for it in drawn]
 
 
 def _is_page(path: Path) -> bool:
@@ -50,24 +76,24 @@ def _plots() -> str:
     return str(get_plotlyjs())
 
 
-def render(runs: Sequence[RunRecord], plots: str) -> str:
-    """The page of these runs; `plots`: the library's JavaScript."""
+def render(
+    runs: Sequence[RunRecord], drawn: Sequence[dict[str, Any]], plots: str, every_s: int
+) -> str:
+    """The page of these runs and their sections; `plots`: the library's JavaScript."""
     import jinja2
 
     folder = Path(__file__).parent
     env = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    names = [run.name for run in runs]  # or all of the path where two folders have one name
-    names = [str(it.path) if names.count(it.name) > 1 else it.name for it in runs]
-    drawn = curves.panels(runs)
+    figures = curves.panels(runs, [it["name"] for it in drawn])
     for number, run in enumerate(runs):
         if picture := strip.draw(run):
-            drawn.append({**picture, "id": f"ranks-{number}"})
+            figures.append({**picture, "id": f"ranks-{number}"})
     style = (folder / "page.css").read_text("utf-8")
-    scripts = ("page.js", "ranks.js", "keys.js")
+    scripts = ("view.js", "page.js", "ranks.js", "keys.js")
     code = "\n".join((folder / name).read_text("utf-8") for name in scripts)
-    packed = base64.b64encode(gzip.compress(plots.encode(), mtime=0)).decode()
+    packed = base64.b64encode(gzip.compress(plots.encode(), 6, mtime=0)).decode()
     nonce = hashlib.sha256(packed.encode() + code.encode()).hexdigest()[:32]
     return env.from_string((folder / "page.html").read_text("utf-8")).render(
         version=__version__,
@@ -76,7 +102,9 @@ def render(runs: Sequence[RunRecord], plots: str) -> str:
         style=style,
         code=code,
         packed=packed,
-        figures=drawn,
-        runs=[sections(run, name) for run, name in zip(runs, names, strict=True)],
-        compared=compared(runs, names) if len(runs) > 1 else None,
+        figures=figures,
+        long=max(len(run.steps) for run in runs) > curves.MANY,
+        runs=drawn,
+        compared=compared(side_by_side([it.path for it in runs])) if len(runs) > 1 else None,
+        every_s=every_s,
     )

@@ -19,11 +19,14 @@ from gptddp.flags import from_saved
 from gptddp.report.life_records import LifeRecord, WorldRecord, lives_of, number
 from gptddp.run import log_check, summary
 from gptddp.run.directory import FAULTS, LEDGER, SAMPLES, log_generations
-from gptddp.run.history import glance, is_step, logged, read_ledger
+from gptddp.run.history import history, is_step, last_step, logged, read_ledger
 from gptddp.run.json_lines import parse
 from gptddp.run.owners import Owners
 
-SERIES = ("loss", "val_loss", "val_bpb", "tok_s", "world_size", "lr", "grad_norm", "data_wait_s")
+SERIES = (
+    *("loss", "val_loss", "val_bpb", "tok_s", "world_size", "lr", "grad_norm", "data_wait_s"),
+    *("tokens", "time"),
+)
 MOST_FAULTS = 20
 
 
@@ -50,11 +53,6 @@ class RunRecord:
     skipped: list[int] = field(default_factory=list)  # steps
     last: dict[str, Any] = field(default_factory=dict)  # the last line
     state_fp: tuple[int, str] | None = None  # the newest, and its step
-
-    @property
-    def name(self) -> str:
-        """The run directory's name."""
-        return self.path.resolve().name
 
     @property
     def step(self) -> int:
@@ -85,11 +83,14 @@ def read(path: Path) -> RunRecord:
 
 
 def read_briefly(path: Path) -> RunRecord:
-    """A run with only the steps that `glance` finds; its log is not checked. Raises OSError."""
+    """A run with its evaluations and last steps only, and its log unchecked. Raises OSError."""
     run = RunRecord(path, read_ledger(path))
     _read_lives(run)
-    for line in glance(path, 1 + (run.config.max_skipped if run.config else 0)):
-        _add(run, line)
+    most = run.config.max_skipped if run.config else 0
+    found = [*history(path, having=b'"val_loss"'), *history(path, last_step(path) - most)]
+    lines = {line["step"]: line for line in found if is_step(line)}
+    for step in sorted(lines):
+        _add(run, lines[step])
     if 0 < run.step < run.done:
         run.wrong.append(f"its log ends at step {run.step}, {run.done} are done")
     return run

@@ -6,7 +6,7 @@ from typing import Any
 
 from gptddp.config import FIELDS
 from gptddp.errors import visible, visible_lines
-from gptddp.report import happenings, verdict
+from gptddp.report import happenings, side_by_side, verdict
 from gptddp.report.life_records import number
 from gptddp.report.run_record import RunRecord
 from gptddp.run import owners
@@ -26,6 +26,12 @@ def _table(
     cells = [[visible_lines(cell) for cell in row] for row in rows[-most:]]
     more = len(rows) - len(cells)
     return {"head": head.split("|"), "rows": cells, "caption": caption, "more": more}
+
+
+def compared(it: side_by_side.Table) -> Table:
+    """The runs side by side, and which of them are the best."""
+    found = _table("|".join(it.head), list(map(it.cells, it.rows)), it.caption, len(it.rows))
+    return {**found, "best": [row["best"] for row in it.rows]}
 
 
 def sections(run: RunRecord, name: str) -> dict[str, Any]:
@@ -169,21 +175,3 @@ def configuration(run: RunRecord) -> Table:
     known = {name: it for name, it in values.items() if it is not None}
     rows = [[name, it, FIELDS[name].metadata["help"]] for name, it in known.items()]
     return _table("field|value|what it is", rows, most=len(FIELDS))
-
-
-def compared(runs: Sequence[RunRecord], names: Sequence[str]) -> Table:
-    """The runs beside each other."""
-    found = [dict(tiles(run)) for run in runs]
-    keys = list(dict.fromkeys(key for it in sorted(found, key=len, reverse=True) for key in it))
-    states = [verdict.verdict_of(run).state for run in runs]
-    rows = [
-        [name, state, *(it.get(key, "") for key in keys)]
-        for name, state, it in zip(names, states, found, strict=True)
-    ]
-    caption = ""
-    if len({run.dataset for run in runs} - {""}) > 1:
-        caption = (
-            "Not all are of the same dataset. Where tokenizers differ, losses (nats a token) "
-            "cannot be compared; where the validation texts are the same, bits per byte can."
-        )
-    return _table("|".join(["run", "state", *keys]), rows, caption)

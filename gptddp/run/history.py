@@ -139,6 +139,7 @@ def history(
     first: int | None = None,
     last: int | None = None,
     tell: Tell = lambda _: None,
+    having: bytes = b"",
 ) -> Iterator[dict[str, Any]]:
     """The run's steps in order, each as the highest generation that has it logged it.
 
@@ -148,9 +149,10 @@ def history(
     branches that the run has left.
 
     `first`, `last`: only these steps; then no more of the logs is read than that takes. `tell` is
-    told which log is read.
+    told which log is read. `having`: only lines with this text, as if there were no others; the
+    rest is not parsed.
     """
-    for _, line in logged(run_dir, first, last, tell):
+    for _, line in logged(run_dir, first, last, tell, having):
         yield line
 
 
@@ -159,6 +161,7 @@ def logged(
     first: int | None = None,
     last: int | None = None,
     tell: Tell = lambda _: None,
+    having: bytes = b"",
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The lines of `history`, each with the generation that logged it."""
     lines: dict[int, bytes] = {}  # objects of a million steps would take a gigabyte
@@ -166,7 +169,7 @@ def logged(
     ledger = summary.read(run_dir)
     for generation in reversed(log_generations(run_dir)):
         tell(f"reading the log, life {generation}")
-        for step, line in lines_of(log_path(run_dir, generation), first).items():
+        for step, line in lines_of(log_path(run_dir, generation), first, having).items():
             if step in lines or (last is not None and step > last):
                 continue
             if branches.is_on(ledger.branches, generation, step):
@@ -178,25 +181,6 @@ def logged(
     for step in sorted(lines):
         if logs[step] > finished["generation"] or step <= finished["step"]:
             yield logs[step], parse(lines[step]) or {}
-
-
-def glance(run_dir: str | Path, newest: int) -> list[dict[str, Any]]:
-    """The lines of `history` that have an evaluation, and the last `newest` or more, in order.
-
-    Only these are parsed. An evaluation counts that a newer life has not made again.
-    """
-    ledger, found = summary.read(run_dir), dict[int, dict[str, Any]]()
-    finished = ledger.finished or {"generation": 0, "step": 0}
-    for life in log_generations(run_dir):
-        with log_path(run_dir, life).open("rb") as log:
-            lines = [line for it in log if b'"val_loss"' in it and (line := parse(it))]
-        for line in filter(is_step, lines):
-            is_over = life <= finished["generation"] and line["step"] > finished["step"]
-            if not is_over and branches.is_on(ledger.branches, life, line["step"]):
-                found[line["step"]] = line
-    last = filter(is_step, history(run_dir, last_step(run_dir) - newest + 1))
-    found |= {line["step"]: line for line in last}
-    return [found[step] for step in sorted(found)]
 
 
 def is_step(line: Line) -> bool:
@@ -225,11 +209,13 @@ def last_step(run_dir: str | Path, generation: int | None = None) -> int:
     return line["step"] if line else 0
 
 
-def lines_of(path: Path, first: int | None = None) -> dict[int, bytes]:
+def lines_of(path: Path, first: int | None = None, having: bytes = b"") -> dict[int, bytes]:
     """The last line of each step in one log, from `first` on; {} without it. Raises OSError."""
     found: dict[int, bytes] = {}
     for line in backwards(path):
-        if (obj := parse(line)) and type(step := obj.get("step")) is int:  # true is no step
+        if having not in line or not (obj := parse(line)):
+            continue
+        if type(step := obj.get("step")) is int:  # true is no step
             if first is not None and step < first:
                 break
             found.setdefault(step, line)

@@ -1,11 +1,14 @@
 """What a person sees of a page of `gptddp report`, in a real browser."""
 
+import json
 import re
 import time
 
 import pytest
+from support.report_pages import write
 from support.waiting import until
 
+from gptddp.report.page import report
 from gptddp.run.history import history
 
 NAMES = ("one", "two", "many-ranks", "short")
@@ -22,7 +25,7 @@ def test_a_page_is_drawn_without_an_error_and_fits(tab, pages, pictures, name, l
     assert [it for it in tab.asked if not it.startswith(("file:", "blob:", "data:"))] == []
     assert tab.run("document.documentElement.scrollWidth") <= width
     plots = "document.querySelectorAll('.plot')"
-    assert tab.run(f"[...{plots}].every((it) => it.querySelector('.main-svg'))")
+    assert tab.run(f"[...{plots}].every((it) => it.querySelector('.main-svg') || !it.clientWidth)")
     assert tab.run(f"{plots}.length") >= 5
 
 
@@ -60,9 +63,10 @@ def test_plots_are_read_and_zoomed_by_keys(tab, pages):
     assert tab.run("document.activeElement.id") == "loss"
     for _ in range(3):
         tab.press("ArrowRight")
-    said = tab.run("document.querySelector('#fig-loss .readout').textContent")
+    said = tab.run("document.querySelector('#fig-loss .readout').textContent").split("\n")
     loss = {line["step"]: line["loss"] for line in history(runs[0])}[3]
-    assert said.startswith(f"step 3: training {loss}")
+    assert said[0] == "step 3" and said[1] == f"training {loss:.6g}"
+    assert said[2].startswith("training, mean of 9 ")
     span = "(([a, b]) => b - a)(document.getElementById('lr')._fullLayout.xaxis.range)"
     before = tab.run(span)
     tab.press("+")
@@ -81,15 +85,104 @@ def test_the_ranks_over_time_are_read_by_keys(tab, pages):
     assert re.fullmatch(r"2023-11-14 22:13:\d\d UTC, rank 1: start", said), said
 
 
-def test_a_finger_or_a_mouse_sees_the_numbers(tab, pages):
-    """Pointing at a plot shows the values of that step."""
-    tab.show(pages["one"][1])
-    where = tab.run(
-        "(() => { const it = document.querySelector('#loss .nsewdrag'); it.scrollIntoView();"
-        " const r = it.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })()"
+def point(tab, part, height=0.5):
+    """Move the mouse to a part of the width of the first plot."""
+    x, y, width, tall = tab.run(
+        "(() => { const it = document.querySelector('#loss .nsewdrag'); it.scrollIntoView("
+        "{block: 'center'}); const r = it.getBoundingClientRect();"
+        " return [r.x, r.y, r.width, r.height] })()"
     )
-    for by in (0, 3):
-        at = {"x": where[0] + by, "y": where[1]}
+    for by in (1, 0):
+        at = {"x": x + part * width + by, "y": y + height * tall}
         tab.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
         time.sleep(0.1)
-    until(lambda: "mean of" in tab.run("document.querySelector('#loss .hoverlayer').textContent"))
+
+
+@pytest.mark.parametrize(
+    ("width", "where"), [(1400, "#loss .hoverlayer"), (390, "#loss ~ .readout")]
+)
+@pytest.mark.parametrize("part", [0.02, 0.256, 0.98])
+def test_a_finger_or_a_mouse_sees_the_numbers(tab, pages, width, where, part):
+    """Pointing at a plot shows the values there, and the words of a restart, within the window."""
+    tab.show(pages["two"][1], width)
+    point(tab, part)
+    found = f"document.querySelector('{where}')"
+    until(lambda: "mean of" in tab.run(f"{found}.textContent"))
+    if part == 0.256:  # step 225
+        assert "life 2: " in tab.run(f"{found}.textContent")
+    box = f"(({{left, right}}) => [left, right])({found}.getBoundingClientRect())"
+    left, right = tab.run(box)
+    assert 0 <= left < right <= width
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
+def test_the_first_screen_says_which_was_best_and_what_differed(tab, pages, width, height):
+    """Its row, its name, its loss and the setting are to be seen without scrolling."""
+    tab.show(pages["two"][1], width)
+    cells = "document.querySelector('header tr:has(.state)').cells"
+    texts = tab.run(f"[...{cells}].slice(0, 3).map((it) => it.innerText)")
+    assert texts[0].split()[0].lower() == "best" and texts[2] == "900"
+    edges = f"[...{cells}].slice(0, 3).map((it) => it.getBoundingClientRect())"
+    right, bottom = tab.run(f"[Math.max(...{edges}.map((it) => it.right)), {edges}[0].bottom]")
+    assert right <= width and bottom <= height
+
+
+CHOICE = """(([name, value]) => {
+  const it = document.querySelector(`#view [name=${name}]`);
+  if (it.type === "checkbox") it.checked = value; else it.value = value;
+  it.dispatchEvent(new Event("change", { bubbles: true }));
+})"""
+SEEN = "document.getElementById('loss')._fullLayout"
+
+
+def choose(tab, name, value):
+    """As a person does in the form above the plots."""
+    tab.run(f"{CHOICE}({json.dumps([name, value])})")
+
+
+def test_one_legend_and_one_choice_are_of_all_plots(tab, pages):
+    """A run that is switched off is in no plot; x, smoothing and scale are those of all."""
+    tab.show(pages["two"][1])
+    plots = "[...document.querySelectorAll('#curves .plot')]"
+    names = f"{plots}.flatMap((it) => it.data.map((t) => t.name))"
+    assert {re.split("[:,]", it)[0] for it in tab.run(names)} == {"one", "other"}
+    choose(tab, "run", False)
+    until(lambda: {re.split("[:,]", it)[0] for it in tab.run(names)} == {"other"})
+    choose(tab, "smooth", "0")
+    until(lambda: not any("mean of" in it for it in tab.run(names)))
+    choose(tab, "log", True)
+    until(lambda: tab.run(f"{SEEN}.yaxis.type") == "log")
+    for x, title, last in (
+        ("tokens", "tokens", 700_000),
+        ("time", "h since the run began", (700 * 0.5 + 10 + 4) / 3600),
+    ):
+        choose(tab, "x", x)
+        until(lambda title=title: tab.run(f"{SEEN}.xaxis.title.text") == title)
+        end = tab.run("document.getElementById('loss').data[0].x.at(-1)")
+        assert end == pytest.approx(last, rel=0.02)
+    assert tab.told == []
+
+
+def test_a_page_that_loads_itself_stays_where_it_was(tab, tmp_path):
+    """Choices, zoom, scrolling, what is open and what has the focus; the numbers are new."""
+    run, out = write(tmp_path / "run", 700), tmp_path / "report.html"
+    log, lines = run / "log.1.jsonl", (run / "log.1.jsonl").read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:650]))
+    report([run], out, 1)
+    tab.show(out)
+    choose(tab, "x", "tokens")
+    choose(tab, "log", True)
+    until(lambda: tab.run(f"{SEEN}.xaxis.title.text") == "tokens")
+    tab.run("document.querySelector('details').open = true; scrollTo(0, 500); window.old = true;"
+            "document.getElementById('lr').focus({preventScroll: true})")  # fmt: skip
+    tab.run("zoomTo(figures[0], 300000, 0.5).then(() => 1)")
+    zoom = tab.run(f"{SEEN}.xaxis.range")
+    log.write_text("".join(lines))
+    report([run], out, 1)
+    until(lambda: "700" in tab.run("document.querySelector('.tiles')?.textContent || ''")
+                  and tab.run("document.documentElement.dataset.drawn && !window.old"))  # fmt: skip
+    assert tab.run(f"[{SEEN}.xaxis.range, {SEEN}.yaxis.type]") == [zoom, "log"]
+    state = "[document.querySelector('details').open, scrollY, document.activeElement.id]"
+    assert tab.run(state) == [True, 500, "lr"]
+    report([run], out)
+    tab.show(out)  # not to go on meanwhile

@@ -35,7 +35,7 @@ def test_a_restart_is_marked_with_what_the_ledger_says_of_it(killed, page):
         assert duration(begun[1]["time"] - end["at"]) in text
         assert f"reload {duration(begun[1]['seconds'])}" in text
         assert f"{begun[1]['redo']} steps again" in text
-        at = [it["x"] for it in figure["traces"] if it.get("mark") == "restart"]
+        at = [it["x"]["steps"] for it in figure["traces"] if it.get("mark") == "restart"]
         assert at == [[begun[1]["step"]]]
 
 
@@ -111,7 +111,7 @@ def test_the_picture_of_the_ranks_has_the_shares_of_the_sums(tmp_path):
 
 
 def test_runs_are_drawn_over_each_other(killed, tmp_path):
-    """Each with its name in every plot and in a table of all."""
+    """Each with its name in every plot, below a table of all; the details of each are closed."""
     other = write(tmp_path / "other", 40)
     page = draw(killed, other, out=tmp_path / "report.html")
     for figure in (it for it in figures(page).values() if "traces" in it):
@@ -119,7 +119,20 @@ def test_runs_are_drawn_over_each_other(killed, tmp_path):
         assert names == {"run", "other"}
     assert points(figures(page)["lr"], "other")[40] == 0.0
     rows = table(page.replace("<h1>2 runs</h1>", "<h2>all</h2>"), "all")[1:]
-    assert [it[:3] for it in rows] == [["run", "finished", "12"], ["other", "finished", "40"]]
+    assert [[it[0], *it[-3:-1]] for it in rows] == [
+        ["best other", "finished", "40/40"],
+        ["run", "finished", "12/12"],
+    ]
+    assert page.count("<details><summary><b>") == 2 and 'name="run" checked' in page
+
+
+def test_any_axis_has_the_place_of_a_step(killed, page):
+    """Tokens and time of each step are those of its log."""
+    lines, began = list(history(killed)), read(killed).lives[0].began
+    x = figures(page)["lr"]["traces"][0]["x"]
+    assert x["steps"] == [it["step"] for it in lines]
+    assert x["tokens"] == [it["tokens"] for it in lines]
+    assert x["time"] == pytest.approx([it["time"] - began for it in lines], abs=0.06)
 
 
 def test_a_live_run_is_drawn_up_to_its_newest_line(killed, tmp_path):

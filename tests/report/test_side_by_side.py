@@ -10,9 +10,10 @@ from click.testing import CliRunner
 from support.report_pages import write
 
 from gptddp.cli import cli
+from gptddp.report.run_record import read_briefly
 from gptddp.report.side_by_side import as_text, find, side_by_side
 from gptddp.run import summary
-from gptddp.run.history import glance, history
+from gptddp.run.history import history
 from gptddp.run.lease_file import lease_of
 
 
@@ -51,14 +52,14 @@ def runs(*args):
 def test_the_best_is_first_and_only_what_differs_is_a_column(sweep):
     """By the least validation loss; a setting that all share is none, nor is a path."""
     table = side_by_side(list(find(sweep)))
-    assert [it.run for it in table.rows] == ["lr-9", "lr-10", "lr-2"]
-    assert [it.best for it in table.rows] == [True, False, False]
+    assert [it["run"] for it in table.rows] == ["lr-9", "lr-10", "lr-2"]
+    assert [it["best"] for it in table.rows] == [True, False, False]
     assert table.settings == ["lr"]
     least = min((line["val_loss"], line["step"]) for line in history(sweep / "lr-9")
                 if "val_loss" in line)  # fmt: skip
-    assert (table.rows[0].validation, table.rows[0].at_step) == least
+    assert (table.rows[0]["least"], table.rows[0]["at_step"]) == least
     head, first = runs(sweep).splitlines()[:2]
-    assert " ".join(head.split()) == "run best val. loss lr last state step tokens"
+    assert " ".join(head.split()) == "run best val_loss lr last state step tokens"
     assert first.split()[:2] == ["*", "lr-9"] and "0.009" in first and "40/40" in first
 
 
@@ -68,7 +69,7 @@ def test_programs_get_every_digit(sweep):
     row, *others = csv.DictReader(io.StringIO(runs(sweep, "-o", "csv")))
     assert first["best"] is True and row["best"] == "True" and len(others) == 2
     assert first["lr"] == float(row["lr"]) == 0.009 and first["state"] == "finished"
-    assert str(first["validation"]) == row["validation"] and first["tokens"] == 40_000
+    assert str(first["least"]) == row["least"] and first["tokens"] == 40_000
 
 
 @pytest.mark.parametrize("width", [30, 40, 79])
@@ -95,12 +96,12 @@ def test_a_run_in_any_state_has_its_row(sweep, tmp_path):
     lost = shutil.copytree(sweep / "lr-2", sweep / "lost")
     (lost / "ledger.jsonl").unlink()
     (sweep / "odd/ledger.jsonl").mkdir(parents=True)
-    rows = {it.run: it for it in side_by_side(list(find(sweep))).rows}
+    rows = {it["run"]: it for it in side_by_side(list(find(sweep))).rows}
     assert list(rows)[0] == "lr-9" and len(rows) == 7
-    assert (rows["new"].state, rows["new"].note) == ("running", "no evaluation yet")
-    assert "torn" in rows["torn"].note and "its log ends at step 39" in rows["torn"].note
-    assert "from a backup" in rows["lost"].note and rows["lost"].validation is not None
-    assert rows["odd"].state == "unreadable" and "Is a directory" in rows["odd"].note
+    assert (rows["new"]["state"], rows["new"]["note"]) == ("running", "no evaluation yet")
+    assert "torn" in rows["torn"]["note"] and "its log ends at step 39" in rows["torn"]["note"]
+    assert "from a backup" in rows["lost"]["note"] and rows["lost"]["least"] is not None
+    assert rows["odd"]["state"] == "unreadable" and "Is a directory" in rows["odd"]["note"]
     text = runs(sweep)
     assert all(name in text for name in rows) and "new: no evaluation yet" in text
 
@@ -116,13 +117,13 @@ def test_bits_per_byte_decide_where_datasets_differ(sweep):
         log.write_text(log.read_text().replace("val_bpb", "was_bpb"))
     table = side_by_side(list(find(sweep)))
     assert table.measure == "val_loss" and "cannot be compared" in table.caption
-    assert not any(it.best for it in table.rows)
+    assert not any(it["best"] for it in table.rows)
 
 
 def test_equal_runs_are_both_the_best(sweep):
     """As a run with kills and one without have the same bits."""
     shutil.copytree(sweep / "lr-9", sweep / "again")
-    assert sum(it.best for it in side_by_side(list(find(sweep))).rows) == 2
+    assert sum(it["best"] for it in side_by_side(list(find(sweep))).rows) == 2
 
 
 def test_runs_are_found_below_a_folder(sweep, tmp_path):
@@ -135,14 +136,17 @@ def test_runs_are_found_below_a_folder(sweep, tmp_path):
     assert result.exit_code == 2 and "give a folder that has run directories" in result.stderr
 
 
-def test_a_glance_finds_what_the_history_has(tmp_path):
-    """Every evaluation as the newest life logged it, up to the end of the run, and the last lines;
-    what an older life did beyond is the older one's."""
+def test_evaluations_are_those_of_the_history(tmp_path):
+    """Each as the newest life has made it, up to the end of the run, and the last lines; an
+    evaluation of an older life counts where the newer one has not come so far."""
     run = write(tmp_path / "run", 60, lives=3)
     again = [json.loads(line) for line in (run / "log.2.jsonl").read_text().splitlines()]
     redone = [it | {"val_loss": 9.0} if "val_loss" in it else it for it in again[:10]]
     (run / "log.3.jsonl").write_text("".join(json.dumps(it) + "\n" for it in redone))
     lines = list(history(run))
-    wanted = [it for it in lines if "val_loss" in it or it["step"] > 26]
-    assert glance(run, 4) == wanted and wanted[-1]["step"] == 40
-    assert [it.get("val_loss") for it in wanted if 23 < it["step"] < 29] == [9.0, 9.0, None]
+    found = read_briefly(run)
+    wanted = [it["step"] for it in lines if "val_loss" in it or it["step"] >= 20]
+    assert list(found.steps) == wanted and found.step == 40
+    losses = dict(zip(found.steps, found.series["val_loss"], strict=True))
+    assert (losses[24], losses[27]) == (9.0, 9.0)
+    assert losses[39] == lines[38]["val_loss"] != 9.0

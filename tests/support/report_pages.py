@@ -46,7 +46,7 @@ def figures(page: str) -> dict[str, dict[str, Any]]:
 def points(figure: dict[str, Any], name: str = "") -> dict[int, float]:
     """Of the first line that has the name."""
     trace = next(it for it in figure["traces"] if name in it["name"] and it["kind"] != "mark")
-    return dict(zip(trace["x"], trace["y"], strict=True))
+    return dict(zip(trace["x"]["steps"], trace["y"], strict=True))
 
 
 def marks(figure: dict[str, Any], kind: str) -> list[str]:
