@@ -247,9 +247,10 @@ def report(runs: tuple[Path, ...], out: Path, watch: bool) -> None:
 @click.option("-o", "--output", type=click.Choice(["text", "json", "csv"]), default="text",
               show_default=True, help="Format; json and csv are for programs.")  # fmt: skip
 def runs(folders: tuple[Path, ...], output: str) -> None:
-    """Compare the runs in FOLDER: the best validation first, with the settings that differ.
+    """Compare the runs in FOLDER, the best validation first.
 
-    FOLDER is a run, or has runs up to three folders below. They may be going on.
+    Settings that differ are columns. FOLDER is a run, or has runs up to three folders below.
+    The runs may be going on.
 
     \b
     gptddp runs runs

@@ -42,9 +42,9 @@ class _Sweep(click.Command):
                 metavar="--FIELD A,B... -- [TRAIN OPTIONS]")  # fmt: skip
 @click.pass_context
 def sweep(ctx: click.Context, run_dir: Path, swept: tuple[str, ...]) -> None:
-    """Train one run for each value of a field, one after the other, and compare them.
+    """Train one run for each value of a field, and compare them.
 
-    Before `--`: the fields that differ, with their values; of several fields, every combination.
+    They are trained one after the other. Before `--`: the fields that differ, with their values; of several fields, every combination.
     After it: options of `gptddp train`, for all runs. The same command again skips what is
     finished and continues the rest. Exit code 1 if a run has failed; the others are trained.
 

@@ -45,18 +45,9 @@ K8S_LEVELS = [
 K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.model.shape"}
 K8S_TAKES |= {
     f"gptddp.{name}"
-    for name in [
-        "advice",
-        "budget",
-        "click_types",
-        "config",
-        "errors",
-        "files",
-        "flags",
-        "grid",
-        "units",
-    ]
+    for name in ("advice", "budget", "click_types", "config", "errors", "files", "flags")
 }
+K8S_TAKES |= {"gptddp.grid", "gptddp.units"}
 # Imports within a function that go up, or out of k8s: where a command begins.
 UPWARDS = {
     ("gptddp.k8s", "gptddp.k8s.cli.main"),

@@ -32,7 +32,7 @@ MAIN = {
     "A queue of Kueue": ("--queue",),
     "What a cluster asks of its pods": ("--service-account",),
     "On a cluster": ("--context", "--dry-run", "--replace", "--wait", "--follow"),
-    "On this machine": ("--local", "--verbose"),
+    "On this machine": ("--local",),
     "Help": ("--help-all",),
 }
 
