@@ -9,11 +9,11 @@ help:  ## print this help
 
 venv: $(VENV)/.done  ## build the virtual environment
 
-$(VENV)/.done: pyproject.toml image/constraints.txt image/make-venv
+$(VENV)/.done: pyproject.toml image/constraints.txt image/make-venv image/no-gpu.txt
 	image/make-venv "$(PYTHON)" "$(VENV)" train,k8s,report,dev
 	@touch $@
 
-demo: venv  ## train on four local pods, kill one, sample: within four minutes
+demo: venv  ## train on four local pods, kill one, see it learn to write: within four minutes
 	$(BIN)/python -m gptddp.demo
 
 # A file's tests run in one process, and share what the file has made. Only a test whose claim is about

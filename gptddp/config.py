@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gptddp.errors import ConfigError
-from gptddp.presets import OPTIMIZERS, PRESETS, fine_tuning_rate, given_by, wrong_shape
+from gptddp.presets import OPTIMIZERS, PRESETS, fine_tuning_rate, given_by, scaled, wrong_shape
 
 # What becomes of a field when a run is continued; `flags.continued` goes by it.
 FIXED = "fixed"  # it decides the model, or what is computed on which rows: another value is refused
@@ -67,6 +67,14 @@ class Config:
     )
     # model
     preset: str = _f(None, FIXED, f"one of {', '.join(PRESETS)}; default: gpt2, on CPUs tiny")
+    depth: int = _f(
+        0,
+        FIXED,
+        "blocks, from which width, heads, batch, rate and steps follow where they are not given; "
+        "0: all as the preset has it",
+        least=0,
+        most=2**12,
+    )
     n_layer: int = _f(None, FIXED, "transformer blocks", least=1, most=2**12)
     n_head: int = _f(None, FIXED, "attention heads", least=1, most=2**18)
     n_embd: int = _f(None, FIXED, "width, a multiple of n_head", least=1, most=2**18)
@@ -308,6 +316,8 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()}
     defaults |= given_by(preset, config.optimizer)
+    if config.depth:
+        defaults |= scaled(defaults, config)
     defaults["reduce"] = "fast" if accelerator else "exact"
     if config.init_from or config.init_sha256:
         width, optimizer = (getattr(config, it) or defaults[it] for it in ("n_embd", "optimizer"))
@@ -316,7 +326,7 @@ def with_preset(config: Config, *, accelerator: bool) -> Config:
         defaults["kv_heads"] = config.n_head or defaults["n_head"]
     values = {k: v for k, v in defaults.items() if getattr(config, k) is None}
     if config.batch is None and config.lanes is not None:  # keep the batch near the preset's
-        values["batch"] = max(1, round(PRESETS[preset]["batch"] / config.lanes)) * config.lanes
+        values["batch"] = max(1, round(defaults["batch"] / config.lanes)) * config.lanes
     if config.lanes is None and config.batch is not None:  # the largest divisor up to the preset's
         most = min(config.batch, PRESETS[preset]["lanes"])
         values["lanes"] = max(v for v in range(1, most + 1) if config.batch % v == 0)

@@ -1,4 +1,4 @@
-"""The demo: real text, four pods as processes, one of them killed, the same bits, a sample.
+"""The demo: real text, four pods as processes, one of them killed, the same bits, what it writes.
 
     python -m gptddp.demo
 
@@ -24,22 +24,25 @@ from gptddp import units
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
 from gptddp.run import summary
+from gptddp.run.directory import SAMPLES
 from gptddp.run.history import history, read_ledger
+from gptddp.run.json_lines import parse
 
 NAME = "demo"
 VICTIM = f"{NAME}-worker-2"
 # Packages in the library's folder, and a client with a thousand similar classes; tables; tests.
 LEFT_OUT = ("*-packages", "kubernetes", "encodings", "pydoc_data", "test", "tests")
-# The model and optimizer of karpathy/autoresearch, tiny: of what there is, its loss falls fastest
-# in so few seconds, and faster with 2 layers than with 4. Many small steps.
+# A model that transformers has too, and the optimizer of karpathy/autoresearch: of what there is,
+# its loss falls fastest in so few seconds, and faster with 2 layers than with 4. Many small steps.
 RECIPE = (
-    *("--preset", "autoresearch", "--n-layer", "2", "--n-embd", "128", "--seq-len", "256"),
-    *("--windows", "L", "--lr", "0.05", "--eval-tokens", "65536"),
-    *("--steps", "100000", "--eval-every", "100000", "--sample-tokens", "100"),
+    *("--preset", "modern-tiny", "--n-layer", "2", "--head", "untied"),
+    *("--optimizer", "autoresearch", "--steps", "100000"),
+    *("--eval-every", "50", "--eval-tokens", "32768", "--sample-tokens", "100"),
 )
 # So late, and checkpoints so often, that of those that are kept one is of before the kill. The
 # steps from there on are computed once more.
 KILL_AT, CHECKPOINT_EVERY, KEEP = 0.9, 1 / 24, 8  # the first two of the seconds
+SAMPLE_ROWS = 4
 
 
 def say(text: str) -> None:
@@ -123,18 +126,42 @@ def report(run: Path, data: Path, killed: float | None) -> bool:
     return complete
 
 
-def show(run: Path, job_dir: Path) -> int:
-    """Audit the last steps, sample, and draw; an exit code."""
+def samples(run: Path) -> None:
+    """Print what the model wrote after its first evaluation, one in the middle and the last."""
+    lines = filter(None, map(parse, (run / SAMPLES).read_bytes().splitlines()))
+    texts = {line["step"]: line["text"] for line in lines}
+    losses = {line["step"]: line["val_bpb"] for line in history(run) if "val_bpb" in line}
+    steps = sorted(texts.keys() & losses.keys())
+    say("How a file begins, as the model has it")
+    for step in dict.fromkeys([*steps[:1], *steps[len(steps) // 2 :][:1], *steps[-1:]]):
+        rows = [row[:90] for row in texts[step].splitlines() if row.strip()][:SAMPLE_ROWS]
+        print(f"step {step}, {losses[step]:.3f} bits/byte")
+        for row in rows:
+            print("  " + "".join(it if it.isprintable() else " " for it in row))
+
+
+def show(run: Path, page: Path) -> int:
+    """Audit the last steps and draw; an exit code."""
     say("The same bits? One process computes the last steps once more, those around the kill too")
     audited = subprocess.run(command("gptddp", "audit", str(run))).returncode
-    say("A sample")
-    prompt = ("--prompt", "def", "--tokens", "200", "--temperature", "0.6")
-    sampled = subprocess.run(command("gptddp", "sample", str(run), *prompt)).returncode
-    say("The run on one page")
-    page = job_dir.parents[1] / "report.html"
+    say("The run on one page: curves, the kill and what it cost")
     drawn = subprocess.run(command("gptddp", "report", str(run), "--out", str(page))).returncode
-    print(f"\nIn a browser, curves, the kill and what it cost:\n{page.absolute()}")
-    return audited or sampled or drawn
+    return audited or drawn
+
+
+def next_steps(folder: Path, run: Path, page: Path) -> None:
+    """Print commands that go on from here."""
+    say("Next")
+    if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ:
+        print(f"source {shlex.quote(os.path.relpath(sys.prefix))}/bin/activate")
+    data = folder / "volumes/data"
+    for args, what in (
+        (("sample", run, "--prompt", "def ", "--tokens", "200"), "let it write"),
+        (("report", run, "--out", page), "that page once more: open it in a browser"),
+        (("checkpoints", run, "--export", folder / "model"), "for Hugging Face's transformers"),
+        (("train", "--data", data, "--run-dir", folder / "deeper", "--depth", 2), "a longer run"),
+    ):
+        print(f"{shlex.join(['gptddp', *map(str, args)])}  # {what}")
 
 
 def main() -> int:
@@ -144,6 +171,7 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=4)
     args = parser.parse_args()
     data, run = args.dir / "volumes/data", args.dir / f"volumes/runs/{NAME}"
+    page = args.dir / "report.html"
     prepare(data)
 
     job_dir = args.dir / "jobs" / NAME
@@ -170,7 +198,10 @@ def main() -> int:
         print(f"the job ended with exit code {code}; see {job_dir}/logs", file=sys.stderr)
         return code
     complete = report(run, data, killed)
-    return show(run, job_dir) or int(not complete)
+    samples(run)
+    code = show(run, page)
+    next_steps(args.dir, run, page)
+    return code or int(not complete)
 
 
 if __name__ == "__main__":

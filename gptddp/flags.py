@@ -26,7 +26,7 @@ _SECONDS = ("max_time", "checkpoint_every")
 # What `train --help` shows, by groups; in that of `--help-all` all fields follow the first.
 MAIN: Groups = {
     "data and run": ("data", "run_dir", "init_from"),
-    "model": ("preset", "n_layer", "n_head", "n_embd", "seq_len"),
+    "model": ("preset", "depth", "n_layer", "n_head", "n_embd", "seq_len"),
     "batch": ("lanes", "batch"),
     "length and rate": ("optimizer", "steps", "max_tokens", "max_time", "lr", "warmup_steps"),
     "numbers and hardware": ("seed", "precision", "device"),

@@ -3,6 +3,7 @@
 And which values of these fields cannot be together.
 """
 
+import math
 from typing import Any
 
 # Shapes of GPT-2 (Radford et al. 2019, table 2). Peak learning rates of GPT-3 at the same sizes
@@ -62,6 +63,11 @@ MEASURED: dict[tuple[str, str], dict[str, Any]] = {  # by benchmarks/optimizers.
 # Radford et al. 2018 (GPT, section 4.1) took a quarter, nanoGPT a twentieth.
 FINE_TUNING = 10
 
+# Of `depth`: the dial of github.com/karpathy/nanochat (scripts/base_train.py at 92d63d4).
+_WIDTH = 64  # channels for each block, as there
+_TOKENS = 20  # a parameter of the blocks; of all parameters in Hoffmann et al. 2022, table 3
+_BATCH = 0.383  # the best batch grows by this power of the tokens (Bergsma et al. 2025), as there
+
 _GPT2S = ("tiny", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # by width
 
 # The fields that say of what parts a model is made; kv_heads too, but its default is n_head.
@@ -73,6 +79,33 @@ def given_by(preset: str, optimizer: str | None) -> dict[str, Any]:
     given = PRESETS[preset]
     optimizer = optimizer or given.get("optimizer", "adamw")
     return given | OPTIMIZERS[optimizer] | MEASURED.get((optimizer, preset), {})
+
+
+def scaled(preset: dict[str, Any], c: Any) -> dict[str, Any]:  # c: see wrong_shape
+    """What `depth` gives to fields: the preset with more blocks or fewer, in heads of its size.
+
+    What follows from a field goes by its given value. At the depth of `gpt2`, `modern` and
+    `autoresearch` all but the length of the run is as they have it.
+    """
+    size = preset["n_embd"] // preset["n_head"]
+    width = c.n_embd or math.ceil(_WIDTH * c.depth / size) * size
+    heads = c.n_head or max(1, width // size)
+    groups = range(1, min(preset["kv_heads"] or heads, heads) + 1)
+    blocks = 12 * (c.n_layer or c.depth) * width**2  # parameters, as GPT-2 has them
+    grown = blocks / (12 * preset["n_layer"] * preset["n_embd"] ** 2)
+    seq_len, lanes = c.seq_len or preset["seq_len"], c.lanes or preset["lanes"]
+    rows = preset["batch"] * preset["seq_len"] / seq_len * grown**_BATCH
+    batch = c.batch or max(1, round(rows / lanes)) * lanes
+    steps = c.steps or math.ceil(_TOKENS * blocks / (batch * seq_len))
+    # AdamW's rate goes down as the width grows, as in GPT-3's table (Yang et al. 2022, "Tensor
+    # programs V"). What Muon of autoresearch does has the width in it already.
+    own_rate = (c.optimizer or preset["optimizer"]) == "autoresearch"
+    return dict(
+        n_layer=c.depth, n_head=heads, n_embd=width, batch=batch, steps=steps,
+        kv_heads=max(n for n in groups if heads % n == 0),
+        lr=preset["lr"] * (1 if own_rate else preset["n_embd"] / width),
+        warmup_steps=min(preset["warmup_steps"], steps // 10),
+    )  # fmt: skip
 
 
 def fine_tuning_rate(n_embd: int, optimizer: str | None) -> float:

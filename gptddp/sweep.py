@@ -44,9 +44,10 @@ class _Sweep(click.Command):
 def sweep(ctx: click.Context, run_dir: Path, swept: tuple[str, ...]) -> None:
     """Train one run for each value of a field, and compare them.
 
-    They are trained one after the other. Before `--`: the fields that differ, with their values; of several fields, every combination.
-    After it: options of `gptddp train`, for all runs. The same command again skips what is
-    finished and continues the rest. Exit code 1 if a run has failed; the others are trained.
+    They are trained one after the other. Before `--`: the fields that differ, with their values;
+    of several fields, every combination. After it: options of `gptddp train`, for all runs. The
+    same command again skips what is finished and continues the rest. Exit code 1 if a run has
+    failed; the others are trained.
 
     \b
     gptddp sweep --run-dir runs/lr --lr 1e-3,3e-3,1e-2 -- --data data --steps 300

@@ -1,6 +1,7 @@
 """Configuration: presets, TOML, flags, and what a user is told about a mistake."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -41,6 +42,38 @@ def test_muon_has_a_rate_of_its_own_where_it_was_measured():
     configs = [Config(preset=preset, optimizer="muon", lr=lr) for preset, lr in given]
     rates = [with_preset(config, accelerator=False).lr for config in configs]
     assert rates == [1.2e-2, 1.2e-2, PRESETS["gpt2"]["lr"], 1e-3]
+
+
+@pytest.mark.parametrize(("preset", "depth"), [("gpt2", 12), ("modern", 12), ("autoresearch", 8)])
+def test_at_its_own_depth_a_preset_is_as_it_is_but_for_the_length(preset, depth):
+    """So the dial goes through shapes, batches and rates that are known to be good."""
+    plain, dialled = (
+        dataclasses.asdict(with_preset(Config(preset=preset, depth=it), accelerator=True))
+        for it in (0, depth)
+    )
+    other = {name for name in plain if plain[name] != dialled[name]}
+    assert other <= {"depth", "steps", "warmup_steps"}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_depth_is_a_model_that_trains(preset):
+    """Whatever the preset: heads, lanes and windows fit, and all of it is recorded."""
+    for depth in (*range(1, 33), 2**12):
+        c = with_preset(Config(preset=preset, depth=depth), accelerator=False)
+        assert c.n_layer == depth and c.n_embd >= 64 * depth and c.warmup_steps <= c.steps // 10
+        assert c.batch * c.seq_len * c.steps >= 20 * 12 * c.n_layer * c.n_embd**2
+        saved = json.loads(json.dumps(to_saved(c)))
+        assert with_preset(from_saved("ledger", saved), accelerator=True) == c
+
+
+def test_what_is_given_beside_depth_counts():
+    """And what follows from it: rows as many tokens, a length for that width, a batch of lanes."""
+    c = with_preset(Config(depth=12, preset="gpt2", seq_len=512, lanes=7), accelerator=True)
+    assert (c.seq_len, c.lanes, c.batch) == (512, 7, 959)
+    assert c.steps == -(-20 * 12 * 12 * 768**2 // (959 * 512))
+    c = with_preset(Config(depth=2, n_embd=64, n_head=2, lr=1e-2, steps=50), accelerator=False)
+    assert (c.n_layer, c.n_embd, c.kv_heads, c.lr, c.steps) == (2, 64, 2, 1e-2, 50)
+    assert c.warmup_steps == 5
 
 
 @pytest.mark.parametrize("accelerator", [False, True])

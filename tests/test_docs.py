@@ -9,7 +9,7 @@ from faults import table as faults
 
 from gptddp import errors
 from gptddp.cli import cli
-from gptddp.config import Config
+from gptddp.config import Config, with_preset
 from gptddp.k8s.cli.main import cli as k8s_cli
 from gptddp.training.metrics import Metrics
 
@@ -95,6 +95,20 @@ def test_files_that_answer_a_question_exist():
 def numbers_of(text):
     """The faults in the tables of a page."""
     return {int(number) for number in re.findall(r"^\| (\d+) \|", text, re.M)}
+
+
+def test_what_depth_makes_is_documented():
+    """The table of docs/train.md is what `--depth` gives, without a GPU and with one."""
+    page = (ROOT / "docs/train.md").read_text()
+    for depth in (2, 4, 8, 12, 20):
+        row = f"| {depth} |"
+        for preset in ("tiny", "gpt2"):
+            c = with_preset(Config(preset=preset, depth=depth), accelerator=False)
+            if preset == "tiny":
+                millions = 12 * depth * c.n_embd**2 / 1e6
+                row += f" {c.n_embd} | {millions:,.3g} M | {20 * millions:,.0f} M |"
+            row += f" {c.batch} | {c.lr:.1e} | {c.steps:,} |"
+        assert row in page, row
 
 
 def test_every_fault_is_tested():

@@ -24,6 +24,10 @@ def with_fields_of_folder(config: Config) -> Config:
     """
     if not config.init_from:
         return config
+    if config.depth:
+        raise ConfigError(
+            f"depth is {config.depth}, and the model of --init-from has a shape: leave out --depth"
+        )
     folder = open_folder(Path(config.init_from))
     for name, there in folder.fields.items():
         given = getattr(config, name)

@@ -8,6 +8,7 @@ from support.hf_folder import SHA256
 VALUES: dict[str, tuple[Any, Any]] = {
     "on_bad": ("quarantine", "fail"),
     "preset": ("gpt2-medium", "gpt2-large"),
+    "depth": (1, 2),
     "n_layer": (1, 2),
     "n_head": (2, 4),
     "n_embd": (16, 32),

@@ -107,6 +107,7 @@ def test_other_weights_are_refused_in_a_run_that_goes_on(gpt2, begin, tmp_path, 
     [
         (["--n-layer", "2"], "n_layer is 2, and"),
         (["--seq-len", "64"], "seq_len is 64, and"),
+        (["--depth", "4"], "depth is 4, and the model of --init-from has a shape"),
         (["--n-head", "4"], "leave out --n-head to train that model"),
     ],
 )

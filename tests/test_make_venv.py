@@ -1,0 +1,59 @@
+"""image/make-venv: what is installed on which machine, told before it begins."""
+
+import os
+import subprocess
+from importlib.metadata import requires
+
+import pytest
+from support.paths import ROOT
+
+# Stand-ins that install nothing: python makes an empty environment, uv tells what it was asked for.
+PYTHON = """#!/bin/sh
+[ "$2" != venv ] || { mkdir -p "$3/bin" && ln -sf /bin/true "$3/bin/python"; }
+"""
+UV = '#!/bin/sh\necho "uv $*, torch from ${UV_TORCH_BACKEND:-PyPI}"\n'
+HAS_GPU = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
+
+
+@pytest.fixture
+def make_venv(tmp_path):
+    """What it prints with these variables, in lines."""
+    for name, text in (("python3", PYTHON), ("uv", UV)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    def run(**variables):
+        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        command = [ROOT / "image/make-venv", tmp_path / "python3", tmp_path / ".venv", "train"]
+        made = subprocess.run(
+            command, env=path | variables, capture_output=True, text=True, check=True
+        )
+        return made.stdout.splitlines()
+
+    return run
+
+
+def test_it_says_first_what_it_installs_how_large_and_how_long(make_venv):
+    """One line before the first package; the packages that no CPU loads only where a GPU is."""
+    told, asked = make_venv()
+    assert "installing PyTorch and gptddp[train]" in told and "GB to download" in told
+    assert "It takes about a minute and the download." in told
+    assert ("no-gpu.txt" in asked) != HAS_GPU and "torch from PyPI" in asked
+
+
+def test_the_build_of_pytorch_without_cuda_is_taken_where_it_is_asked_for(make_venv):
+    """TORCH=cpu, as for the image: a third of the size, from PyTorch's own index."""
+    told, asked = make_venv(TORCH="cpu")
+    assert "without CUDA" in told
+    assert "torch from cpu" in asked and "no-gpu.txt" not in asked
+
+
+def test_what_is_left_out_are_packages_that_torch_asks_for():
+    """A name that torch has dropped would leave nothing out, in silence."""
+    lines = (ROOT / "image/no-gpu.txt").read_text().splitlines()
+    names = [it.split(";")[0] for it in lines if not it.startswith("#")]
+    asked = requires("torch") or []
+    if not any(it.startswith("cuda-toolkit") for it in asked):
+        pytest.skip("PyTorch's build without CUDA")
+    asked += requires("cuda-toolkit") or []
+    assert [it for it in names if not any(one.startswith(it) for one in asked)] == []
