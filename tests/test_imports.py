@@ -39,7 +39,8 @@ K8S_LEVELS = [
     {"cli"},
 ]
 # What k8s takes from outside of it; `gptddp` is again the version.
-K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.model.shape"} | {
+K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.model.shape"}
+K8S_TAKES |= {"gptddp.track.trackers"} | {
     f"gptddp.{name}" for name in ("advice", "budget", "config", "errors", "files", "flags")
 }
 # Imports within a function that go up, or out of k8s: where a command begins.

@@ -151,7 +151,9 @@ def submit(
     job = load(options)
     if local:
         from gptddp.k8s.local import run
+        from gptddp.track.trackers import check_installed
 
+        check_installed(job.train.track)  # the pods run in this environment
         folders = {claim: Path(folder) for claim, folder in volume}
         objects = manifest.objects(job)
         _say_left_out(job)
