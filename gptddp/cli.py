@@ -1,7 +1,6 @@
 """The `gptddp` command. Commands import what they need when they run, so that --help is quick."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -182,7 +181,6 @@ def track(run: Path, to: str, follow: bool) -> None:
     from gptddp.track.trackers import check_installed
 
     check_installed(to)
-    os.nice(19 if follow else 0)  # training goes first
     over = feed.rank_0_ends if follow else lambda _: True
     click.echo(f"{to} has the steps up to {feed.track(_run_dir(run), to, over)}", err=not follow)
 

@@ -38,9 +38,10 @@ def rank_0_ends(within_s: float) -> bool:
 def track(run: Path, to: str, over: Callable[[float], bool]) -> int:
     """Send what is settled and not there yet, until it is `over` and once more; the last step.
 
-    `over` waits for so many seconds. Then, not before, an error is raised: ConfigError where
-    another process tracks the run, ClickException where the tracker is away.
+    `over` waits for so many seconds. Raises, when it is over, ConfigError where another process
+    tracks the run, ClickException where the tracker is away.
     """
+    said = ""
     while True:
         try:
             held = lock(run / f"track.{to}.lock")
@@ -57,7 +58,9 @@ def track(run: Path, to: str, over: Callable[[float], bool]) -> int:
             os.close(held)
         if over(0):
             raise click.ClickException(away)
-        click.echo(away, err=True)
+        if away != said:
+            click.echo(away, err=True)
+        said = away
         over(_RETRY_S)
 
 

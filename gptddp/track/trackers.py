@@ -7,7 +7,7 @@ and noting. Any error says that the tracker is away; at the end it has all that 
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -99,11 +99,7 @@ def _tensorboard(folder: Path, id: str, name: str, config: dict[str, Any]) -> It
     writer.close()
 
 
-TRACKERS: dict[str, Callable[..., AbstractContextManager[Opened]]] = {
-    "wandb": _wandb,
-    "trackio": _trackio,
-    "tensorboard": _tensorboard,
-}
+TRACKERS = {"wandb": _wandb, "trackio": _trackio, "tensorboard": _tensorboard}
 
 
 def check_installed(name: str) -> None:

@@ -19,10 +19,10 @@ class Tracking:
 
     def begin(self, run_dir: str, to: str) -> None:
         """Start it; where that cannot be, training goes on without."""
-        code = "from gptddp.cli import cli; cli()"
+        code, low = "from gptddp.cli import cli; cli()", ["nice", "-n", "19"]  # training goes first
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code, "track", run_dir, "--to", to, "--follow"],
+                [*low, sys.executable, "-P", "-c", code, "track", run_dir, "--to", to, "--follow"],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,

@@ -137,14 +137,14 @@ def away(request, monkeypatch):
 def test_a_tracker_that_is_away_changes_nothing_and_is_caught_up(
     tracker, away, corpus, tmp_path, monkeypatch, request
 ):
-    """The run ends with its bits, and says it once; `gptddp track` says it too, and sends all when
-    the tracker is there."""
+    """The run ends with its bits, and says it once, and maybe at its end; so does `gptddp track`,
+    which sends all when the tracker is there."""
     run = tmp_path / "run"
     flags = [*SMALL, *RATE, "--data", str(corpus), "--run-dir", str(run), "--track", tracker]
     flags += ["--checkpoint-every", "0.5", "--eval-every", "1000000", "--steps", "300"]
     process = fork(SLOWLY, *flags, env=dict(os.environ))
     assert process.wait(180) == 0, process.stderr.read()
-    assert process.stderr.read().count(f"{tracker} is away (") <= 1
+    assert process.stderr.read().count(f"{tracker} is away (") <= 2
     check_same_lines(list(history(run)), undisturbed(tmp_path / "alone", corpus, 1, 300))
     code, said = by_hand(tracker, run)
     assert code == 1 and said.startswith(f"Error: {tracker} is away ("), said

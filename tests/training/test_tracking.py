@@ -100,7 +100,7 @@ def test_a_tracker_that_is_away_is_tried_again(run, tmp_path, shown, monkeypatch
 
 @pytest.mark.parametrize("folder", [False, True], ids=["absent", "a folder of that name"])
 def test_without_its_package_nothing_starts(run, tmp_path, monkeypatch, capsys, folder):
-    """Exit code 2 and one line with the fix, from `train`, `track` and `submit --local`; no folder is made."""
+    """Exit code 2 and one line with the fix, from `train`, `track` and `submit --local`."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(trackers.TRACKERS, "tracker_of_ours", feed.TRACKERS["wandb"])
     with pytest.raises(ConfigError, match="pip install 'gptddp.tracker_of_ours.'"):
