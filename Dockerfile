@@ -20,6 +20,8 @@ RUN command -v tini >/dev/null \
  || { apt-get update -q && apt-get install -qy --no-install-recommends tini && rm -rf /var/lib/apt/lists/*; }
 # cuda: the build on PyPI (CUDA 13.2), which runs on CPUs as well; cpu: a fifth of its size.
 ARG TORCH=cuda
+# other extras of pyproject.toml, such as wandb,trackio
+ARG EXTRAS=
 COPY image/constraints.txt pyproject.toml /tmp/build/
 # uv comes and goes in one layer. Byte-compiled: on a read-only root every start would compile anew.
 RUN python3 -m venv --without-pip /opt/venv \
@@ -28,7 +30,7 @@ RUN python3 -m venv --without-pip /opt/venv \
  && if [ "$TORCH" = cpu ]; then export UV_TORCH_BACKEND=cpu; \
     elif [ "$TORCH" != cuda ]; then echo "TORCH is '$TORCH': it must be cuda or cpu" >&2; exit 2; fi \
  && /tmp/tools/bin/uv pip install -q --python /opt/venv/bin/python --no-cache --compile-bytecode \
-      -r /tmp/build/pyproject.toml --extra train -c /tmp/build/constraints.txt \
+      -r /tmp/build/pyproject.toml $(printf -- '--extra %s ' train $(echo "$EXTRAS" | tr , ' ')) -c /tmp/build/constraints.txt \
  && /opt/venv/bin/python -c "import site; print('/opt/gptddp', file=open(site.getsitepackages()[0] + '/gptddp.pth', 'w'))" \
  && rm -rf /tmp/tools /tmp/build \
  && echo "gptddp:x:1000:1000:gptddp:/tmp:/usr/sbin/nologin" >>/etc/passwd \

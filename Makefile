@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-export BASE_IMAGE TORCH IMAGE
+export BASE_IMAGE TORCH EXTRAS IMAGE
 
 help:  ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
@@ -52,6 +52,16 @@ test-prometheus: venv  ## a real Prometheus with our rules and dashboard scrapes
 test-transformers: .transformers/.done  ## the same logits as Hugging Face's transformers, both ways
 	PYTHONPATH=.transformers HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/hugging_face
 
+# In a folder of its own, which nothing else sees: ten minutes beside other work.
+.trackers/.done: $(VENV)/.done image/constraints.txt
+	rm -rf .trackers
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .trackers \
+	  --constraint image/constraints.txt wandb trackio tensorboard
+	@touch $@
+
+test-track: .trackers/.done  ## --track with real trackers, over kills of rank 0 and of what feeds them
+	PYTHONPATH=.:.trackers $(BIN)/python -m pytest tests/track --timeout 600
+
 # In a headless Chromium; pictures of what it shows lie in .report.
 test-report: venv  ## the page of gptddp report in a browser; installs it by apt-get if need be
 	tests/browser/install
@@ -79,7 +89,7 @@ bench: venv  ## the benchmarks: ratios, measured side by side; ONLY=checkpoint f
 	@set -e; $(foreach name,$(or $(ONLY),$(BENCHMARKS)),echo "== $(name)"; \
 	  $(BIN)/python benchmarks/$(name).py $(bench-$(name));)
 
-image:  ## build the image gptddp:<version>; BASE_IMAGE=... TORCH=cpu|cuda IMAGE=...
+image:  ## build the image gptddp:<version>; BASE_IMAGE=... TORCH=cpu|cuda EXTRAS=wandb IMAGE=...
 	image/build
 
 cluster:  ## a kind cluster with the operator and our image; SOURCE=registry|modules
@@ -114,9 +124,9 @@ wheel: venv  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove the virtual environment, caches and the demo
-	rm -rf "$(VENV)" .transformers .prometheus dist demo .bench .report .pytest_cache .mypy_cache \
-	  .ruff_cache
+	rm -rf "$(VENV)" .transformers .trackers .prometheus dist demo .bench .report .pytest_cache \
+	  .mypy_cache .ruff_cache
 
-.PHONY: help venv demo test test-faults test-slurm test-prometheus test-transformers test-examples \
-  test-report test-discovery lint bench image cluster cluster-down test-cluster test-kueue wheel \
-  clean
+.PHONY: help venv demo test test-faults test-slurm test-prometheus test-transformers test-track \
+  test-examples test-report test-discovery lint bench image cluster cluster-down test-cluster \
+  test-kueue wheel clean

@@ -165,6 +165,31 @@ def log(ctx: click.Context, run: Path) -> None:
 
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    required=True,
+    type=click.Choice(["wandb", "trackio", "tensorboard"]),
+    help="Tracker; its own environment variables say where it is.",
+)
+@click.option("--follow", is_flag=True, help="Go on until the standard input ends.")
+def track(run: Path, to: str, follow: bool) -> None:
+    """Send a tracker the steps of RUN that it does not have; exit code 1 if it is away.
+
+    Those of checkpoints are sent, and all of a finished run; none is sent twice.
+
+    \b
+    gptddp track runs/first --to tensorboard
+    """
+    from gptddp.track import feed
+    from gptddp.track.trackers import check_installed
+
+    check_installed(to)
+    over = feed.rank_0_ends if follow else lambda _: True
+    click.echo(f"{to} has the steps up to {feed.track(_run_dir(run), to, over)}", err=not follow)
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
 @click.option("--data", default="", metavar="DIR", help="Dataset. [default: the run's]")
 @click.option(
     "--whole", is_flag=True, help="All steps from the seed, not from the oldest checkpoint."

@@ -229,6 +229,7 @@ class Config:
     metrics_port: int = _f(
         None, START, "port of rank 0's metrics; 0, as by default: none", least=0, most=65535
     )
+    track: str = _f("none", START, "tracker: wandb, trackio, tensorboard, or none")
 
     def __post_init__(self) -> None:
         """Raise ConfigError with the field, the rule and a fix for anything that cannot work."""
@@ -258,6 +259,7 @@ _CHOICES = {
     "reduce": ("exact", "fast"),
     "device": ("cpu", "cuda"),
     "on_bad": ("fail", "quarantine"),
+    "track": ("none", "wandb", "trackio", "tensorboard"),
 }
 _MOST = 2**31 - 1  # of a whole number. All of these are far beyond any use
 

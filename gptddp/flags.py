@@ -30,7 +30,7 @@ MAIN: Groups = {
     "batch": ("lanes", "batch"),
     "length and rate": ("optimizer", "steps", "max_tokens", "max_time", "lr", "warmup_steps"),
     "numbers and hardware": ("seed", "precision", "device"),
-    "what is saved and shown": ("eval_every", "checkpoint_every"),
+    "what is saved and shown": ("eval_every", "checkpoint_every", "track"),
 }
 
 

@@ -6,6 +6,7 @@ checkpoints/        see checkpoint/store.py
 faults/             the trainer's own errors; see crash_loop.py
 samples.jsonl       texts of the model
 lease.json          which job has the run; see lease.py
+track.<name>.lock   held by what feeds a tracker; see track/feed.py
 config.json, dataset.json, finished.json    copies for people; see copies.py
 """
 

@@ -18,7 +18,7 @@ from gptddp.training.stop import StopFlag
 WAIT_S = 600.0
 TELL_S = 5.0  # then the wait is told
 _MEET_S = 1.0  # between two meetings of the ranks
-_SCRAPE_S = 0.2  # the same, while a scrape is waited for
+_READ_S = 0.2  # the same, while readers of the last numbers are waited for
 
 
 class Ending(threading.Thread):
@@ -114,16 +114,16 @@ def save_last(
             raise OSError(errno.EIO, f"the last checkpoint cannot be written: {trouble}")
 
 
-def wait_for_scrape(recorder: Recorder | None, world: World, stop: StopFlag) -> None:
-    """All ranks: wait until Prometheus has the last numbers of rank 0, or a rank is to stop.
+def wait_for_readers(recorder: Recorder | None, world: World, stop: StopFlag) -> None:
+    """All ranks: wait until Prometheus and a tracker have the last numbers, or a rank is to stop.
 
     Together: the first pod that has exited would make the operator delete the others.
     """
     if recorder:
         recorder.last_numbers()
     while True:
-        flags = [recorder is not None and recorder.awaits_scrape, stop.asked]
+        flags = [recorder is not None and recorder.awaits_readers, stop.asked]
         waits, stops = world.all_reduce(torch.tensor(flags, dtype=torch.int64)).tolist()
         if stops or not waits:
             return
-        time.sleep(_SCRAPE_S)
+        time.sleep(_READ_S)

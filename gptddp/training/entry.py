@@ -17,6 +17,7 @@ from gptddp.errors import ConfigError, Finished, GptddpError, LifeLost, Stopped,
 from gptddp.files import patiently
 from gptddp.flags import flag, from_args
 from gptddp.run import crash_loop
+from gptddp.track.trackers import check_installed
 from gptddp.training.begin import first_world, joined, newest_state
 from gptddp.training.clock import PhaseClock
 from gptddp.training.life import Life
@@ -36,6 +37,7 @@ def main(train: Callable[[Life], None], args: Sequence[str] | None = None) -> in
         for name in ("data", "run_dir"):
             if not getattr(config, name):
                 raise ConfigError(f"{flag(name)} is missing; see `gptddp train --help`")
+        check_installed(config.track)
         check_torch()
         listening = Listening(lambda where: stop.hung(where), lambda s: stop.silent(s))
         with listening, connect(config.device) as world:

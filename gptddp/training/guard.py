@@ -18,7 +18,7 @@ from gptddp.errors import (
     Superseded,
 )
 from gptddp.run import crash_loop
-from gptddp.training.end import wait_for_scrape
+from gptddp.training.end import wait_for_readers
 from gptddp.training.parts import LifeParts
 
 
@@ -47,7 +47,7 @@ class Guard:
                 )
             if life.config.metrics_port:
                 with suppress(RuntimeError):  # a rank that is lost now changes nothing
-                    wait_for_scrape(life.recorder, life.world, life.stop)  # all ranks
+                    wait_for_readers(life.recorder, life.world, life.stop)  # all ranks
             raise
         except Superseded as error:
             if life.world.is_static:

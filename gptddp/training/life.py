@@ -33,7 +33,7 @@ from gptddp.run.origin import Origin
 from gptddp.training import quarantine
 from gptddp.training.agree import Agreed, agree
 from gptddp.training.clock import PhaseClock
-from gptddp.training.end import Ending, save_last, wait_for_scrape
+from gptddp.training.end import Ending, save_last, wait_for_readers
 from gptddp.training.go_back import way_back
 from gptddp.training.guard import Guard
 from gptddp.training.parts import LifeParts
@@ -328,8 +328,9 @@ class Life(LifeParts):
         ending, is_stopped = self._ending if self.recorder else None, self.cause == "stopped"
         saved = save_last(ending, self.world, lambda: self.stop.asked, self.step, is_stopped)
         with self.worlds.last_words():
-            if saved and self.config.metrics_port and self.cause != "stopped":
-                wait_for_scrape(self.recorder, self.world, self.stop)  # all ranks
+            has_readers = self.config.metrics_port or self.config.track != "none"
+            if saved and has_readers and self.cause != "stopped":
+                wait_for_readers(self.recorder, self.world, self.stop)  # all ranks
             self.world.leave_together()  # all ranks
         if self.cause == "stopped" or not saved:
             raise Stopped(f"{self.stop.cause} after step {self.step}")

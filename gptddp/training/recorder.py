@@ -40,6 +40,7 @@ from gptddp.training.spikes import WINDOW, Spikes
 from gptddp.training.stalls import Stall
 from gptddp.training.stop import StopFlag
 from gptddp.training.stragglers import Stragglers
+from gptddp.training.tracking import Tracking
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Recorder:
         self._stall: Stall | None = None  # that is told and lasts
         self._stepped_at = time.monotonic()  # when the last step was recorded
         self._scrapes: Scrapes | None = None
+        self._tracking = Tracking()
         if c.metrics_port:
             loopback = world.address if world.address.startswith("127.") else ""
             self._scrapes = Scrapes(self.metrics.registry, c.metrics_port, loopback)
@@ -145,6 +147,8 @@ class Recorder:
             self.events.emit("loaded", step=origin.step, seconds=read_s)
         if not self.ledger.settle(5.0):
             self._check_writable(is_new)
+        if self.config.track != "none":
+            self._tracking.begin(run, self.config.track)
 
     def _check_writable(self, is_new: bool) -> None:
         """A new run has its start on the disk before its first step; another goes on without."""
@@ -326,17 +330,19 @@ class Recorder:
         self.events.emit("last", owned=self._sums.owners.so_far())
         if self._scrapes:
             self._scrapes.expect_last()
+        self._tracking.end()
 
     @property
-    def awaits_scrape(self) -> bool:
-        """Is Prometheus still to get the last numbers?"""
-        return self._scrapes is not None and self._scrapes.awaited
+    def awaits_readers(self) -> bool:
+        """Is Prometheus or a tracker still to get the last numbers?"""
+        return self._tracking.busy or (self._scrapes is not None and self._scrapes.awaited)
 
     def close(self) -> None:
         """Close the files; what the disk has not taken is written if it takes it now."""
         self.events.emit("closed")
         if self._scrapes:
             self._scrapes.close()
+        self._tracking.end()
         if self._copies:
             self._copies.join(copies.WAIT_S)
         self.log.close()

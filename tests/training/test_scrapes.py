@@ -166,7 +166,7 @@ def test_a_stop_ends_the_wait_on_all_ranks():
         met.append(mine.tolist())
         return mine + torch.tensor([0, len(met) == 3])
 
-    recorder = SimpleNamespace(last_numbers=lambda: met.append("last"), awaits_scrape=True)
+    recorder = SimpleNamespace(last_numbers=lambda: met.append("last"), awaits_readers=True)
     world, stop = SimpleNamespace(all_reduce=all_reduce), SimpleNamespace(asked=False)
-    end.wait_for_scrape(recorder, world, stop)
+    end.wait_for_readers(recorder, world, stop)
     assert met == ["last", [1, 0], [1, 0]]

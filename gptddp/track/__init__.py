@@ -1,0 +1,1 @@
+"""Trackers (W&B, trackio, TensorBoard), fed from the log of a run."""

@@ -1,0 +1,110 @@
+"""The trackers. Each is opened with a run, and gives up to which step it has that, and what sends.
+
+It is asked, or its files are read: a note of our own would be wrong after a kill between sending
+and noting. Any error says that the tracker is away; at the end it has all that was sent.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gptddp.errors import ConfigError
+
+Row = tuple[int, float, dict[str, float]]  # step, unix seconds, values by name
+Opened = tuple[int, Callable[[Sequence[Row]], None]]
+_PROJECT = "gptddp"  # where the tracker's own variable names none
+
+
+@contextmanager
+def _wandb(folder: Path, id: str, name: str, config: dict[str, Any]) -> Iterator[Opened]:
+    """Online, the server says which step is next. Offline, its files may be torn: those of the
+    process before are removed, and the whole run is in those of this one.
+    """
+    for variable, value in (("WANDB_DIR", str(folder)), ("WANDB_PROJECT", _PROJECT)):
+        os.environ.setdefault(variable, value)
+    import wandb
+
+    with suppress(Exception):
+        wandb.teardown()  # what a failure has left
+    quiet = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True)
+    run = wandb.init(id=id, name=name, config=config, resume="allow", settings=quiet)
+    here = Path(run.dir).parent
+    for other in here.parent.glob(f"offline-run-*-{id}"):
+        if run.offline and other != here:
+            shutil.rmtree(other)
+
+    def send(rows: Sequence[Row]) -> None:
+        for step, when, values in rows:
+            run.log({**values, "_timestamp": when}, step=step, commit=True)
+
+    yield max(0, run.step - 1), send  # offline: 0
+    run.finish()
+
+
+@contextmanager
+def _trackio(folder: Path, id: str, name: str, config: dict[str, Any]) -> Iterator[Opened]:
+    """A step has an id of its own, which a server or the local database takes once only."""
+    from trackio.remote_client import RemoteClient
+    from trackio.sqlite_storage import SQLiteStorage
+
+    env, server = os.environ, None
+    run = {"project": env.get("TRACKIO_PROJECT", _PROJECT), "run": name, "run_id": id}
+    if place := env.get("TRACKIO_SPACE_ID") or env.get("TRACKIO_SERVER_URL"):
+        server = RemoteClient(place, env.get("HF_TOKEN"), env.get("TRACKIO_WRITE_TOKEN"))
+        last = server.predict(api_name="get_run_summary", **run)["last_step"]
+    else:
+        last = SQLiteStorage.get_last_step(**run)
+
+    def send(rows: Sequence[Row]) -> None:
+        logs = [{"step": step, "metrics": it, "log_id": f"{id}-{step}"} for step, _, it in rows]
+        if server:
+            logs = [{**run, **it, "config": config} for it in logs]
+            server.predict(api_name="bulk_log", logs=logs, hf_token=env.get("HF_TOKEN"))
+        else:
+            steps, values, ids = ([it[key] for it in logs] for key in logs[0])
+            of_steps = {"metrics_list": values, "steps": steps, "log_ids": ids}
+            SQLiteStorage.bulk_log(**run, **of_steps, config=config)
+
+    yield last or 0, send
+
+
+@contextmanager
+def _tensorboard(folder: Path, id: str, name: str, config: dict[str, Any]) -> Iterator[Opened]:
+    """Event files, one a process; a step is one record, which a kill leaves whole or unread."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.text.summary_v2 import text_pb
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    last, files = 0, sorted(folder.glob(f"tensorboard/{name}/events.*"))
+    while files and not last:
+        last = max((it.step for it in EventFileLoader(str(files.pop())).Load()), default=0)
+    writer = EventFileWriter(str(folder / "tensorboard" / name))
+    lines = "\n".join(f"    {field} = {value}" for field, value in config.items())
+    writer.add_event(Event(summary=text_pb("config", lines), step=last))
+
+    def send(rows: Sequence[Row]) -> None:
+        for step, when, values in rows:
+            event = Event(step=step, wall_time=when)
+            for it, value in values.items():
+                event.summary.value.add(tag=it, simple_value=value)
+            writer.add_event(event)
+        writer.flush()
+
+    yield last, send
+    writer.close()
+
+
+TRACKERS = {"wandb": _wandb, "trackio": _trackio, "tensorboard": _tensorboard}
+
+
+def check_installed(name: str) -> None:
+    """Raise ConfigError where the package of a tracker is not there; nothing is loaded."""
+    # a folder of that name, as wandb leaves one, is a package without an origin
+    if name in TRACKERS and getattr(find_spec(name), "origin", None) is None:
+        fix = f"pip install 'gptddp[{name}]', or for pods `make image EXTRAS={name}`"
+        raise ConfigError(f"track is {name}, and the package {name} is not installed: {fix}")

@@ -1,0 +1,120 @@
+"""What a tracker is sent: the steps that are settled, once. `make test-track` has the real ones."""
+
+import os
+from contextlib import contextmanager
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gptddp.cli import cli
+from gptddp.errors import ConfigError
+from gptddp.files import lock
+from gptddp.k8s.cli.main import cli as k8s
+from gptddp.run.history import history
+from gptddp.track import feed, trackers
+
+
+def at_once(within_s):
+    """It is over: `gptddp track` without --follow."""
+    return True
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What a tracker of our own has: by id, the name and the steps."""
+    found = {}
+
+    @contextmanager
+    def opened(folder, id, name, config):
+        steps = found.setdefault(id, (name, []))[1]
+        yield steps[-1][0] if steps else 0, steps.extend
+
+    monkeypatch.setitem(feed.TRACKERS, "wandb", opened)
+    return found
+
+
+def test_what_a_checkpoint_has_is_sent_once(run, tmp_path, shown):
+    """Without its last step, which may lack its evaluation, until the run is finished."""
+    folder = tmp_path / "run"
+    assert run("--steps", "6", "--eval-every", "4") == 0
+    ledger = folder / "ledger.jsonl"
+    whole = ledger.read_bytes()
+    ledger.write_bytes(b"".join(line for line in whole.splitlines(True) if b'"stop"' not in line))
+    assert feed.track(folder, "wandb", at_once) == 5
+    ledger.write_bytes(whole)
+    assert [feed.track(folder, "wandb", at_once) for _ in range(2)] == [6, 6]
+    ((name, rows),) = shown.values()
+    lines = list(history(folder))
+    assert (name, [row[0] for row in rows]) == ("run", [1, 2, 3, 4, 5, 6])
+    for (_, when, values), line in zip(rows, lines, strict=True):
+        assert when == line["time"] and values["life"] == 1
+        assert {"loss", "lr", "tok_s", "world_size"} < values.keys() < {*line, "life"}
+    assert "val_loss" in rows[3][2] and "val_loss" in rows[5][2]
+
+
+def test_a_run_that_has_gone_back_is_another_one_there(run, tmp_path, shown):
+    """With all of its steps; what was sent before stays as it was."""
+    folder = tmp_path / "run"
+    for flags in (("--steps", "4"), ("--steps", "8"), ("--steps", "6", "--from-step", "4")):
+        assert run(*flags, "--keep", "9") == 0
+        feed.track(folder, "wandb", at_once)
+    (first, steps), (second, others) = shown.values()
+    assert (first, [row[0] for row in steps]) == ("run", list(range(1, 9)))
+    assert (second, [row[0] for row in others]) == ("run-from-4-1", list(range(1, 7)))
+    assert [row[2]["life"] for row in others] == [1] * 4 + [3] * 2
+
+
+def test_one_process_tracks_at_a_time(run, tmp_path, shown):
+    """Another one waits, and is refused when it is over; nothing is sent twice."""
+    assert run("--steps", "2") == 0
+    held = lock(tmp_path / "run" / "track.wandb.lock")
+    with pytest.raises(ConfigError, match="another process tracks"):
+        feed.track(tmp_path / "run", "wandb", at_once)
+    assert shown == {}
+    os.close(held)
+    assert feed.track(tmp_path / "run", "wandb", at_once) == 2
+
+
+def test_a_tracker_that_is_away_is_tried_again(run, tmp_path, shown, monkeypatch, capsys):
+    """It is told, and an error only when it is over; then what it lacks is sent."""
+    assert run("--steps", "2") == 0
+    opened, waits = feed.TRACKERS["wandb"], []
+
+    def away(*run):
+        raise OSError("no route\nto it")
+
+    def over(within_s):
+        waits.append(within_s)
+        if within_s == feed._RETRY_S:
+            monkeypatch.setitem(feed.TRACKERS, "wandb", opened)
+        return within_s == feed._POLL_S
+
+    monkeypatch.setitem(feed.TRACKERS, "wandb", away)
+    with pytest.raises(click.ClickException, match="wandb is away .no route.; `gptddp track`"):
+        feed.track(tmp_path / "run", "wandb", at_once)
+    assert feed.track(tmp_path / "run", "wandb", over) == 2
+    assert "wandb is away (no route)" in capsys.readouterr().err
+    assert waits == [0, feed._RETRY_S, feed._POLL_S]
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["absent", "a folder of that name"])
+def test_without_its_package_nothing_starts(run, tmp_path, monkeypatch, capsys, folder):
+    """Exit code 2 and one line with the fix, from `train`, `track` and `submit --local`."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(trackers.TRACKERS, "tracker_of_ours", feed.TRACKERS["wandb"])
+    with pytest.raises(ConfigError, match="pip install 'gptddp.tracker_of_ours.'"):
+        if folder:
+            (tmp_path / "tracker_of_ours").mkdir()
+        trackers.check_installed("tracker_of_ours")
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    assert run("--track", "wandb") == 2
+    said = capsys.readouterr().err
+    by_hand = CliRunner().invoke(cli, ["track", str(tmp_path / "run"), "--to", "wandb"])
+    where = ["--local-dir", str(tmp_path / "local")]
+    submitted = CliRunner().invoke(k8s, ["submit", "--local", *where, "--", "--track", "wandb"])
+    assert (by_hand.exit_code, submitted.exit_code) == (2, 2)
+    assert not (tmp_path / "run").exists() and not (tmp_path / "local").exists()
+    for text in (said, by_hand.stderr, submitted.stderr):
+        assert "the package wandb is not installed: pip install 'gptddp[wandb]'" in text
+        assert "make image EXTRAS=wandb" in text and text.count("\n") == 1
