@@ -173,9 +173,9 @@ def log(ctx: click.Context, run: Path) -> None:
 )
 @click.option("--follow", is_flag=True, help="Go on until the standard input ends.")
 def track(run: Path, to: str, follow: bool) -> None:
-    """Send a tracker the steps of RUN that it does not have; exit code 1 if it is away.
+    """Send a tracker the steps of RUN that it lacks.
 
-    Those of checkpoints are sent, and all of a finished run; none is sent twice.
+    Exit code 1 if it is away. Those of checkpoints are sent, and all of a finished run; none is sent twice.
 
     \b
     gptddp track runs/first --to tensorboard

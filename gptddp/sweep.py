@@ -76,9 +76,11 @@ def _prepare(folder: Path, configs: "Mapping[str, Config]") -> "dict[str, Config
     from gptddp.config import with_preset
     from gptddp.data.dataset import open_dataset
     from gptddp.flags import continued
+    from gptddp.track.trackers import check_installed
 
     runs = {name: replace(c, run_dir=str(folder / name)) for name, c in configs.items()}
     for config in runs.values():
+        check_installed(config.track)
         known = config.preset or config.device or not exists("/dev/nvidiactl")
         if patiently(partial(run_state.read, config.run_dir)).config is not None:
             continued(config, run_state.configuration(config.run_dir))

@@ -176,7 +176,7 @@ def submit(
         from gptddp.k8s.local import run
         from gptddp.track.trackers import check_installed
 
-        check_installed(job.train.track)  # the pods run in this environment
+        check_installed(jobs[0].train.track)  # the pods run in this environment
         folders = {claim: Path(folder) for claim, folder in volume}
         _say_left_out(jobs[0])
         local_dir = local_dir or LOCAL_DIR
