@@ -175,7 +175,8 @@ def log(ctx: click.Context, run: Path) -> None:
 def track(run: Path, to: str, follow: bool) -> None:
     """Send a tracker the steps of RUN that it lacks.
 
-    Exit code 1 if it is away. Those of checkpoints are sent, and all of a finished run; none is sent twice.
+    The steps before the newest checkpoint are sent, or all of a finished run, and none twice.
+    Exit code 1 if the tracker is away.
 
     \b
     gptddp track runs/first --to tensorboard
