@@ -18,7 +18,7 @@ from support.paths import ROOT
 
 # From the lowest level up. "gptddp" is the package itself, for its `__version__`.
 LEVELS = [
-    {"gptddp", "errors", "grace", "presets"},
+    {"gptddp", "errors", "grace", "live", "presets"},
     {"config", "files"},
     {"advice", "budget", "flags"},
     {"distributed"},
@@ -40,7 +40,7 @@ K8S_LEVELS = [
 ]
 # What k8s takes from outside of it; `gptddp` is again the version.
 K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.model.shape"} | {
-    f"gptddp.{name}" for name in ("advice", "budget", "config", "errors", "files", "flags")
+    f"gptddp.{name}" for name in ("advice", "budget", "config", "errors", "files", "flags", "live")
 }
 # Imports within a function that go up, or out of k8s: where a command begins.
 UPWARDS = {

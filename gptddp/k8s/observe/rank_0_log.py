@@ -25,7 +25,7 @@ _NEW_S = 60.0  # a line's age at which its pod surely has rank 0
 MOST_LOSSES = 10_000
 _STEP = re.compile(
     r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
-    r"(?:  (?P<ranks>\d+) ranks?)?(?:  (?P<minutes>\d+):(?P<seconds>\d\d) left)?"
+    r"(?:  (?P<ranks>\d+) ranks?)?(?:  (?:ETA )?(?P<left>[\d:]+)(?: left)?)?"
     r"(?:  goodput (?P<goodput>\d+)%)?(?P<storage>  storage fails)?(?:  slow: (?P<slow>.*))?"
 )
 _LIFE = re.compile(r"^life \d+: from .*, step (?P<step>\d+)")
@@ -137,14 +137,16 @@ def ranks(line: str) -> int | None:
 
 
 def _step(found: re.Match[str]) -> dict[str, Any]:
-    loss, goodput, minutes = found["loss"], found["goodput"], found["minutes"]
+    loss, goodput, left_s = found["loss"], found["goodput"], 0
+    for part in (found["left"] or "").split(":"):  # of hours, minutes and seconds
+        left_s = 60 * left_s + int(part or 0)
     slow = _SLOW.findall(found["slow"] or "")
     return {
         "step": int(found["step"]),
         "steps": int(found["steps"]),
         "loss": float(loss) if re.fullmatch(r"\d+(\.\d+)?", loss) else None,
         "tok_s": float(found["speed"]) * 1e3,
-        "left_s": None if minutes is None else 60 * int(minutes) + int(found["seconds"]),
+        "left_s": left_s if found["left"] else None,
         "goodput": None if goodput is None else int(goodput) / 100,
         "slow": [{"name": name, "ratio": float(ratio)} for name, ratio in slow],
     }
