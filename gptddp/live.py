@@ -30,7 +30,8 @@ class Patient:
         self.draws = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
     def write(self, text: str) -> None:
-        self._try(lambda: self.stream.write(text.encode(self.encoding, "replace").decode(self.encoding)))
+        known = text.encode(self.encoding, "replace").decode(self.encoding)
+        self._try(lambda: self.stream.write(known))
 
     def flush(self) -> None:
         self._try(self.stream.flush)
@@ -91,7 +92,7 @@ class Screen:
 
     @property
     def is_due(self) -> bool:
-        """Is it time to `show` more? So after a phase, which is over with it, and HZ times a second."""
+        """Is it time to `show` more? To end a phase, and else HZ times a second."""
         return bool(self._phase) or (self.draws and time.monotonic() >= self._next)
 
     def show(self, parts: Iterable[str]) -> None:
@@ -135,11 +136,16 @@ def fit(parts: Iterable[str], width: int) -> str:
     return line
 
 
-def eta(seconds: float) -> str:
-    """`ETA 1:05` or `ETA 1:02:03`."""
-    minutes, second = divmod(max(0, round(seconds)), 60)
+def duration(seconds: float) -> str:
+    """`1:05` or `1:02:03`."""
+    minutes, second = divmod(max(0, int(seconds)), 60)
     hours, minute = divmod(minutes, 60)
-    return f"ETA {hours}:{minute:02}:{second:02}" if hours else f"ETA {minute}:{second:02}"
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def eta(seconds: float) -> str:
+    """`ETA 1:05`: the time that is left."""
+    return f"ETA {duration(seconds)}"
 
 
 # -- the screen of this process ------------------------------------------------------------------

@@ -85,8 +85,8 @@ class Console:
         log.info("life %d: %s%s", event["generation"], where, redo)
 
     def _on_step(self, event: Event) -> None:
-        """A step that is skipped, an evaluation; loss, speed and time left every `log_every` steps, or
-        on a terminal in the line that is drawn.
+        """A step that is skipped, an evaluation; loss, speed and time left, drawn on a terminal, or
+        every `log_every` steps.
         """
         line = event["line"]
         if line["loss"] is None:

@@ -86,7 +86,7 @@ def test_a_reader_is_told_when_time_will_end_the_run(run, tmp_path, clock, caplo
     assert caplog.text.count("step 10: validation loss") == 1
     told = [it.getMessage() for it in caplog.records if " tok/s " in it.getMessage()]
     assert [line.split()[1] for line in told] == ["4/~10", "8/~10", "10/~10"]
-    assert [line.split("  ")[5] for line in told] == ["0:04 left", "0:01 left", "0:00 left"]
+    assert [line.split("  ")[5] for line in told] == ["ETA 0:04", "ETA 0:01", "ETA 0:00"]
 
 
 def test_a_rank_goes_by_what_was_agreed_on_and_not_by_its_own_clock(run, tmp_path, monkeypatch):

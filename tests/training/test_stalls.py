@@ -83,7 +83,7 @@ def job(corpus, tmp_path_factory):
 
 def test_the_goodput_said_with_a_step_counts_the_steps_up_to_it(job):
     """Not those of ten seconds ago: at first there were none."""
-    said = job.until(lambda: re.search(r"step 6/.* left  goodput (\d+)%", job.said))
+    said = job.until(lambda: re.search(r"step 6/.*  ETA \S+  goodput (\d+)%", job.said))
     assert int(said[1]) > 0
 
 
@@ -94,7 +94,7 @@ def test_a_slow_rank_is_named_and_released(job):
     (slow,) = job.until(lambda: job.events("slow"))
     assert (slow["rank"], slow["name"]) == (1, "rank 1 (pod-1)") and slow["ratio"] > 1.3
     job.until(
-        lambda: re.search(r"step \d+/.* left  goodput \d+%  slow: rank 1 \(pod-1\) ", job.said)
+        lambda: re.search(r"step \d+/.*  ETA \S+  goodput \d+%  slow: rank 1 \(pod-1\) ", job.said)
     )
     assert "rank 1 (pod-1) is slow: it takes " in job.said
     ((labels, ratio),) = job.scraped("straggler_ratio").items()

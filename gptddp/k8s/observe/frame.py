@@ -1,76 +1,83 @@
-"""A job in a few lines that are made anew again and again: what `status --watch` shows."""
+"""A job on a few lines that are drawn again and again: what `status --watch` shows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gptddp.errors import visible
-from gptddp.k8s.observe import rank_0_log, status, why
+from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-BAR = 30  # characters
-_BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
+from gptddp.errors import visible
+from gptddp.k8s.observe import rank_0_log, status
+
+_BAR = 30  # characters
+_SPARK = 60
 _BAD = ("why", "storage", "stalled", "slow")
 
 
 def frame(
+    console: Console,
     shown: Mapping[str, Any],
-    losses: list[float],
+    losses: Sequence[float],
     *,
-    width: int,
     height: int = 0,
-    colours: bool = False,
     unicode: bool = True,
     note: str = "",
-) -> list[str]:
-    """The lines for a `status`; none wider than `width`, and `height` of them at most (0: all)."""
+) -> Group:
+    """What the console is to show of a `status`; of pods that exceed `height` lines the number.
+
+    unicode: can it show the blocks of a sparkline? note: what keeps this from being new.
+    """
     count, done = shown["replicas"], shown["progress"] or {}
-    head = f"{shown['name']}  {shown['state']}  pods {count['ready']}/{count['desired']}"
-    goes_on = shown["state"] in (why.RUNNING, why.RESTARTING)
-    rows = {"why": shown["why"], "step": _step(done, width, goes_on), "loss": _loss(done)}
-    rows |= {"speed": f"{done['tok_s'] / 1e3:.1f}k tok/s" if done else ""}
+    head = f"{shown['name']}  {status.state_line(shown)}  pods {count['ready']}/{count['desired']}"
+    lines: list[RenderableType] = [_text(head, "bold red" if shown["world"]["text"] else "bold")]
+    lines += [_text(note, "red")] if note else []
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    rows: dict[str, RenderableType] = {"why": shown["why"]}
+    if done:
+        rows |= {"step": _step(done), "loss": _loss(done, losses, console.width, unicode)}
+        rows["speed"] = "  ".join(status.pace(done))
     rows |= rank_0_log.rows(dict(shown)) | {"checkpoint": shown["checkpoint"] or ""}
-    key = max(len(name) for name, text in rows.items() if text or name == "step") + 2
-    if losses and done:
-        room = max(0, min(60, width - key - len(rows["loss"]) - 3))
-        rows["loss"] += f"  {rank_0_log.sparkline(losses, room, unicode)}"
-    lines = [(head, _BOLD)]
-    for name, text in rows.items():
-        if text:
-            lines.append((f"{name + ':':{key}}{text}", _RED if name in _BAD else ""))
+    for name, it in rows.items():
+        if it:
+            style = "red" if name in _BAD else ""
+            grid.add_row(f"{name}:", _text(it, style) if isinstance(it, str) else it)
+    if grid.row_count:
+        lines.append(grid)
     if shown["pods"]:
-        header = ("POD", "STATUS", "RESTARTS", "AGE", "NODE")
-        cells = [
-            (p["name"], p["status"], str(p["restarts"]), status.duration(p["age_s"]),
-             p["node"] or "-") for p in shown["pods"]
-        ]  # fmt: skip
-        lines += [("", ""), *((line, "") for line in status.table(header, cells))]
-    if note:
-        lines.insert(1, (note, _RED))
-    if height and len(lines) > height:
-        hidden = len(lines) - height + 1
-        lines = [*lines[: height - 1], (f"and {hidden} more lines", "")]
-    return [_styled(visible(text)[:width], style if colours else "") for text, style in lines]
+        taken = sum(len(console.render_lines(it, pad=False)) for it in lines)
+        lines += ["", *_pods(shown["pods"], height and max(1, height - taken - 2))]
+    return Group(*lines)
 
 
-def _styled(text: str, style: str) -> str:
-    return f"{style}{text}{_PLAIN}" if style and text else text
+def _text(text: str, style: str = "") -> Text:
+    return Text(visible(text), style, overflow="fold")
 
 
-def _step(done: Mapping[str, Any], width: int, goes_on: bool) -> str:
-    if not done:
-        return ""
+def _step(done: Mapping[str, Any]) -> Table:
     part = min(1.0, done["step"] / done["steps"]) if done["steps"] else 0.0
-    text = f"{done['step']}/{done['steps']}"
-    if width >= 72:
-        full = int(BAR * part)
-        text += f"  [{'#' * full}{'-' * (BAR - full)}] {100 * part:.0f}%"
-    eta_s = done["left_s"]
-    if eta_s is None or not goes_on:
-        return text
-    hours, minutes, seconds = eta_s // 3600, eta_s // 60 % 60, eta_s % 60
-    return f"{text}  ETA {f'{hours}:{minutes:02}' if hours else minutes}:{seconds:02}"
+    row = Table.grid(padding=(0, 2, 0, 0))
+    bar = ProgressBar(total=1.0, completed=part, width=_BAR)
+    row.add_row(f"{done['step']}/{done['steps']}", f"{100 * part:.0f}%", bar)
+    return row
 
 
-def _loss(done: Mapping[str, Any]) -> str:
-    if not done:
-        return ""
-    return "not finite" if done["loss"] is None else f"{done['loss']:.4f}"
+def _loss(done: Mapping[str, Any], losses: Sequence[float], width: int, unicode: bool) -> Text:
+    text = "not finite" if done["loss"] is None else f"{done['loss']:.4f}"
+    room = max(0, min(_SPARK, width - len(text) - 16))  # beside the names of the rows
+    return Text(f"{text}  {rank_0_log.sparkline(losses, room, unicode)}".rstrip(), no_wrap=True)
+
+
+def _pods(pods: Sequence[Mapping[str, Any]], most: int) -> list[RenderableType]:
+    """A table of the pods; `most`: of its rows, 0 for all."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="")
+    for name in ("POD", "STATUS", "RESTARTS", "AGE", "NODE"):
+        table.add_column(name, no_wrap=True)
+    number = len(pods) if not most or len(pods) <= most else most - 1
+    for it in pods[:number]:
+        age = status.duration(it["age_s"])
+        cells = it["name"], it["status"], str(it["restarts"]), age, it["node"] or "-"
+        table.add_row(*map(_text, cells))
+    more = len(pods) - number
+    return [table, f"and {more} more pods"] if more else [table]

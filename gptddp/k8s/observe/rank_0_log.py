@@ -28,6 +28,9 @@ _STEP = re.compile(
     r"(?:  (?P<ranks>\d+) ranks?)?(?:  (?:ETA )?(?P<left>[\d:]+)(?: left)?)?"
     r"(?:  goodput (?P<goodput>\d+)%)?(?P<storage>  storage fails)?(?:  slow: (?P<slow>.*))?"
 )
+_WORLD = re.compile(r"^step \d+: .*; (?P<ranks>\d+) ranks? go on after ")
+_PHASE = re.compile(r"^\[\d+\.\d s\] (.*)")  # of gptddp/live.py
+_BPB = re.compile(r"^step \d+: validation loss .*, ([\d.]+) bits a byte")
 _LIFE = re.compile(r"^life \d+: from .*, step (?P<step>\d+)")
 _SLOW = re.compile(r"(rank \d+(?: \([^)]*\))?) (\d+\.\d)x")
 _SAVED = re.compile(r"checkpoint (step-\S+) is saved|^life \d+: from (step-[^,\s]+)")
@@ -88,18 +91,20 @@ def newest(log: Log) -> tuple[float, int]:
 def progress(logged: Iterable[str]) -> dict[str, Any]:
     """The newest of each in these lines, None for what they do not have.
 
-    `progress`: step, steps, loss, tok_s, left_s, goodput (0 to 1) and slow ranks with the ratio to
-    the median. `checkpoint`: the newest, where it is named. `storage`: what fails in it. `stall`: a
-    step that does not move. `fault`: how the last life ended that could not say so itself.
-    `losses`: by step.
+    `progress`: step, steps, loss, tok_s, left_s, ranks, goodput (0 to 1), and slow ranks with the
+    ratio to the median. `checkpoint`: the newest, where it is named. `storage`: what fails in it.
+    `stall`: a step that does not move. `fault`: how the last life ended that could not say so
+    itself. `phase`: what it does beside steps. `bits_per_byte`: of the last evaluation. `losses`:
+    by step.
     """
-    names = ("progress", "checkpoint", "storage", "stall", "fault")
+    names = ("progress", "checkpoint", "storage", "stall", "fault", "phase", "bits_per_byte")
     found: dict[str, Any] = dict.fromkeys(names)
     losses: dict[int, float] = {}
     slow: dict[str, float] = {}  # by name, as a step's line comes every `log_every` steps only
     for line in logged:
         if step := _STEP.search(line):
             found |= {"progress": (done := _step(step)), "stall": None, "checkpoint": None}
+            found["phase"] = None
             slow = {it["name"]: it["ratio"] for it in done["slow"]}
             if step["storage"]:
                 found["storage"] = found["storage"] or "it fails: the pod's log says how"
@@ -119,6 +124,10 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
             found["fault"] = {"life": None, "step": int(lost[1]), "cause": f"lost {lost[2]}"}
         elif storage := _STORAGE.match(line):
             found["storage"] = storage["trouble"]
+        elif phase := _PHASE.match(line):
+            found["phase"] = phase[1]
+        elif bpb := _BPB.match(line):
+            found |= {"phase": None, "bits_per_byte": float(bpb[1])}
         elif saved := _SAVED.search(line):
             found["checkpoint"] = saved[1] or saved[2]
         if _MOVED.match(line):
@@ -128,6 +137,19 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
     if found["progress"]:
         found["progress"]["slow"] = [{"name": it, "ratio": slow[it]} for it in slow]
     return {**found, "losses": losses}
+
+
+def world(log: Log) -> tuple[int, float]:
+    """How many ranks train by the newest line that says so, and its time; 0 where not known."""
+    for at, line in reversed(log):
+        if (found := _STEP.search(line) or _WORLD.match(line)) and found["ranks"]:
+            return int(found["ranks"]), at.timestamp() if at else 0.0
+    return 0, 0.0
+
+
+def step_times(log: Log) -> list[float]:
+    """When the lines of steps came, in unix seconds."""
+    return [at.timestamp() for at, line in log if at and _STEP.search(line)]
 
 
 def ranks(line: str) -> int | None:
@@ -147,6 +169,7 @@ def _step(found: re.Match[str]) -> dict[str, Any]:
         "loss": float(loss) if re.fullmatch(r"\d+(\.\d+)?", loss) else None,
         "tok_s": float(found["speed"]) * 1e3,
         "left_s": left_s if found["left"] else None,
+        "ranks": int(found["ranks"]) if found["ranks"] else None,
         "goodput": None if goodput is None else int(goodput) / 100,
         "slow": [{"name": name, "ratio": float(ratio)} for name, ratio in slow],
     }
@@ -155,7 +178,9 @@ def _step(found: re.Match[str]) -> dict[str, Any]:
 def rows(found: dict[str, Any]) -> dict[str, str]:
     """The same for a reader: a name and a text for each that there is."""
     done, stall, fault = found["progress"] or {}, found["stall"], found["fault"]
-    shown = {"goodput": "", "storage": found["storage"] or "", "slow": "", "stalled": ""}
+    bpb = found["bits_per_byte"]
+    shown = {"bits/byte": "" if bpb is None else f"{bpb:.3f}", "now": found["phase"] or ""}
+    shown |= {"goodput": "", "storage": found["storage"] or "", "slow": "", "stalled": ""}
     shown["last fault"] = ""
     if stall:
         shown["stalled"] = f"step {stall['step']}, {stall['seconds']} s: {stall['text']}"

@@ -1,8 +1,10 @@
 """What `status` shows of a job: one dict, and the same as text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from gptddp import live
 from gptddp.k8s import exit_codes
 from gptddp.k8s.objects import (
     SUBMIT_LINE,
@@ -14,9 +16,11 @@ from gptddp.k8s.objects import (
     role_and_index,
     wanted_pods,
 )
-from gptddp.k8s.observe import rank_0_log, why
+from gptddp.k8s.observe import rank_0_log, why, world
 from gptddp.k8s.observe.cause import Cause
 from gptddp.k8s.observe.facts import Facts
+
+_QUIET_S = 15.0  # without a step's line, at the least, before its speed is none of now
 
 
 def describe(facts: Facts) -> dict[str, Any]:
@@ -24,11 +28,19 @@ def describe(facts: Facts) -> dict[str, Any]:
     found_in_log = rank_0_log.progress(line for _, line in facts.log or ())
     del found_in_log["losses"]  # of those that the live screen keeps, they are the newest
     job, policy = facts.job, facts.job["spec"].get("elasticPolicy") or {}
-    found = why.causes(facts)
+    found, state = why.causes(facts), why.state(facts.job, facts.queue)
+    goes_on = state in (why.RUNNING, why.RESTARTING)
+    now = world.of_job(facts) if goes_on else world.World(wanted_pods(job))
+    if done := found_in_log["progress"]:
+        newest = (job.get("status") or {}).get("newest") or {}
+        done |= {key: newest[key] for key in ("step", "loss", "tok_s") if key in newest}
+        if not goes_on or now.is_stale or found_in_log["stall"] or _is_quiet(facts):
+            done |= {"tok_s": None, "left_s": None}  # those that it had
     return {
         "name": facts.name,
         "namespace": job["metadata"].get("namespace", ""),
-        "state": why.state(job, facts.queue),
+        "state": state,
+        "world": {**asdict(now), "text": now.sentence},
         "why": found[0].sentence if found else "",
         "causes": [
             {"id": c.id, "text": c.text, "pods": list(c.pods), "command": c.command} for c in found
@@ -46,6 +58,19 @@ def describe(facts: Facts) -> dict[str, Any]:
         "submit": (job["metadata"].get("annotations") or {}).get(SUBMIT_LINE),
         "conditions": (job.get("status") or {}).get("conditions") or [],
     }
+
+
+def _is_quiet(facts: Facts) -> bool:
+    """Is the line of the next step overdue?"""
+    times = rank_0_log.step_times(facts.log or ())
+    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    return bool(gaps) and facts.now - times[-1] > max(_QUIET_S, 3 * max(gaps))
+
+
+def state_line(status: Mapping[str, Any]) -> str:
+    """`Running`, or `Running on 3 of 4: demo-worker-2 is being replaced`."""
+    text = status["world"]["text"]
+    return f"{status['state']} on {text}" if text else str(status["state"])
 
 
 def _pod(pod: Object, now: float) -> dict[str, Any]:
@@ -93,7 +118,7 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
     rows = {
         "name": status["name"],
         "namespace": status["namespace"],
-        "state": status["state"],
+        "state": state_line(status),
         "why": status["why"],
         "also": "\n".join(_also(status["causes"])),
         "age": duration(status["age_s"]),
@@ -138,7 +163,14 @@ def _also(causes: Sequence[dict[str, Any]]) -> list[str]:
 
 def _step(done: dict[str, Any]) -> str:
     loss = "not finite" if done["loss"] is None else f"{done['loss']:.4f}"
-    return f"{done['step']}/{done['steps']}  loss {loss}  {done['tok_s'] / 1e3:.1f}k tok/s"
+    parts = [f"{done['step']}/{done['steps']}", f"loss {loss}", *pace(done)]
+    return "  ".join(parts)
+
+
+def pace(done: Mapping[str, Any]) -> list[str]:
+    """The present speed and the time left, as far as they are known."""
+    parts = [] if done["tok_s"] is None else [f"{done['tok_s'] / 1e3:.1f}k tok/s"]
+    return parts + ([] if done["left_s"] is None else [live.eta(done["left_s"])])
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
