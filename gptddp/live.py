@@ -53,7 +53,12 @@ class Screen:
         self._began = self._since = time.monotonic()
         self._phase, self._parts, self._next = "", list[str](), 0.0
         self.draws = draws and self._stream.draws
-        self._live = self._begun() if self.draws else None
+        self._live: Any = None  # from the first thing that is drawn on
+
+    def _draw(self) -> None:
+        """Begin to draw the line, or draw it anew."""
+        self._live = self._live or self._begun()
+        self._live.refresh()
 
     def _begun(self) -> Any:
         from rich.console import Console
@@ -85,8 +90,8 @@ class Screen:
         if text == self._phase or not self._speaks():
             return
         self._phase, self._since = text, time.monotonic()
-        if self._live:
-            self._live.refresh()
+        if self.draws:
+            self._draw()
         elif not drawn_only:
             self.say(f"[{self._since - self._began:.1f} s] {text}")
 
@@ -98,6 +103,8 @@ class Screen:
     def show(self, parts: Iterable[str]) -> None:
         """How far it is, in the line that is drawn: as many of the parts as fit, the first ones."""
         self._phase, self._parts, self._next = "", [*parts], time.monotonic() + 1 / HZ
+        if self.draws and not self._live:
+            self._draw()
 
     def say(self, text: str) -> None:
         """A line that stays."""

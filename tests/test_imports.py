@@ -165,10 +165,11 @@ def loaded(code: str) -> set[str]:
 @pytest.mark.parametrize(
     ("code", "forbidden"),
     [
-        ("import gptddp.k8s.cli.main", HEAVY | {"kubernetes"}),
-        ("import gptddp.cli", HEAVY | {"kubernetes", "yaml"}),
+        ("import gptddp.k8s.cli.main", HEAVY | {"kubernetes", "rich"}),
+        ("import gptddp.cli", HEAVY | {"kubernetes", "yaml", "rich"}),
         ("import gptddp.config, gptddp.errors, gptddp.files", HEAVY | {"click", "yaml"}),
-        ("import gptddp.train", {"click", "yaml", "kubernetes"}),
+        ("import gptddp.train", {"click", "yaml", "kubernetes", "rich"}),
+        ("from gptddp import live; live.Screen().phase('x')", {"click", "rich"}),
     ],
 )
 def test_an_import_loads_no_more_than_it_may(code, forbidden):

@@ -17,6 +17,13 @@ def shown() -> contextlib.AbstractContextManager[live.Screen]:
     return live.shown(draws=not is_launched(), speaks=lambda: ranks().rank == 0)
 
 
+def load_torch() -> None:
+    """Import torch with its launcher, and say so."""
+    with shown():
+        live.phase("loading torch")
+        import torch.distributed.run  # noqa: F401
+
+
 class VisibleFormatter(logging.Formatter):
     """Lines of the log, in which what files and peers say has no control characters."""
 

@@ -15,6 +15,7 @@ def test_what_rank_0_says_is_read_back(said):
         "loss": 2.0,
         "tok_s": 44000.0,
         "left_s": 280,
+        "ranks": 4,
         "goodput": 0.97,
         "slow": [{"name": "rank 3 (demo-worker-3)", "ratio": 2.1}],
     }

@@ -73,6 +73,7 @@ def run(
     _check_dataset(trial)
     screen = Screen(folder.name)
     with contextlib.ExitStack() as stack:
+        stack.callback(screen.close)
         interrupts = stack.enter_context(Interrupts().installed())
         with _os_errors_refused(local_dir):
             lock = locks.lock(folder)
@@ -95,7 +96,7 @@ def run(
             plans = pods.plan(job, network, scratch, folders, key=secrets.token_hex(32))
             tag = f"{folder}#{uuid.uuid4().hex}/"
             sessions = stack.enter_context(_reaper(tag, (lock, addresses.fileno()), temporary))
-            runner = Runner(job, folder, plans, tag, verbose)
+            runner = Runner(job, folder, plans, tag, verbose, screen)
         return runner.run(sessions, interrupts)
 
 

@@ -60,11 +60,17 @@ class Runner:
     """Runs a local job until it has ended, or is stopped."""
 
     def __init__(
-        self, job: Object, folder: Path, plans: list[pods.Plan], tag: str, verbose: bool
+        self,
+        job: Object,
+        folder: Path,
+        plans: list[pods.Plan],
+        tag: str,
+        verbose: bool,
+        screen: Screen,
     ) -> None:
         self.folder, self.first = folder, plans[0]
         self.run_dir = self.first.option(flags.flag("run_dir"))
-        self.screen = Screen(folder.name)
+        self.screen = screen
         (folder / "logs").mkdir(exist_ok=True)
         write_text(folder / "manifest.yaml", manifest.to_yaml([job]))
         self.pods = [
@@ -160,8 +166,8 @@ class Runner:
         if not controller.conditions.final:
             controller.suspended()
         self._write_status()
-        screen.progress(self._parts(), 0.0, force=True)
         screen.close()
+        screen.progress(self._parts(), 0.0, force=True)
         if controller.conditions.has("Failed"):
             screen.event(f"failed after {duration(elapsed_s)}: {controller.failure}")
             screen.event(f"the whole log: {relative_path(str(controller.failed_log))}")

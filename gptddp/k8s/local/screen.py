@@ -50,7 +50,7 @@ class Progress:
         done = (found["progress"] or {}) | last
         if not isinstance(done.get("step"), int):
             return [it for it in (found["phase"], pods) if it]
-        parts = [now.sentence] if now.sentence else []
+        parts = [it for it in (now.sentence, found["phase"]) if it]
         end = f"/{done['steps']}" if done.get("steps", 0) >= done["step"] else ""
         parts.append(f"step {done['step']}{end}")
         if (loss := done.get("loss")) is not None:
@@ -64,7 +64,7 @@ class Progress:
         losses = self._losses.add({done["step"]: loss} if loss is not None else {})
         if spark and len(losses) > 1:
             parts.append(sparkline(losses, spark))
-        parts += [f"{name} {text}" for name, text in rows(found).items() if text]
+        parts += [f"{name} {text}" for name, text in rows(found | {"phase": ""}).items() if text]
         return list(map(visible, parts))
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from gptddp.errors import visible
 from gptddp.k8s.observe import rank_0_log, status
 
+_WIDE = 72  # columns, from which on there is room for all
 _BAR = 30  # characters
 _SPARK = 60
 _BAD = ("why", "storage", "stalled", "slow")
@@ -36,7 +37,10 @@ def frame(
     grid = Table.grid(padding=(0, 2, 0, 0))
     rows: dict[str, RenderableType] = {"why": shown["why"]}
     if done:
-        rows |= {"step": _step(done), "loss": _loss(done, losses, console.width, unicode)}
+        rows |= {
+            "step": _step(done, console.width),
+            "loss": _loss(done, losses, console.width, unicode),
+        }
         rows["speed"] = "  ".join(status.pace(done))
     rows |= rank_0_log.rows(dict(shown)) | {"checkpoint": shown["checkpoint"] or ""}
     for name, it in rows.items():
@@ -47,7 +51,8 @@ def frame(
         lines.append(grid)
     if shown["pods"]:
         taken = sum(len(console.render_lines(it, pad=False)) for it in lines)
-        lines += ["", *_pods(shown["pods"], height and max(1, height - taken - 2))]
+        most = height and max(1, height - taken - 2)
+        lines += ["", *_pods(shown["pods"], most, 5 if console.width >= _WIDE else 2)]
     return Group(*lines)
 
 
@@ -55,11 +60,13 @@ def _text(text: str, style: str = "") -> Text:
     return Text(visible(text), style, overflow="fold")
 
 
-def _step(done: Mapping[str, Any]) -> Table:
+def _step(done: Mapping[str, Any], width: int) -> RenderableType:
     part = min(1.0, done["step"] / done["steps"]) if done["steps"] else 0.0
+    text = f"{done['step']}/{done['steps']}  {100 * part:.0f}%"
+    if width < _WIDE:
+        return text
     row = Table.grid(padding=(0, 2, 0, 0))
-    bar = ProgressBar(total=1.0, completed=part, width=_BAR)
-    row.add_row(f"{done['step']}/{done['steps']}", f"{100 * part:.0f}%", bar)
+    row.add_row(text, ProgressBar(total=1.0, completed=part, width=_BAR))
     return row
 
 
@@ -69,15 +76,15 @@ def _loss(done: Mapping[str, Any], losses: Sequence[float], width: int, unicode:
     return Text(f"{text}  {rank_0_log.sparkline(losses, room, unicode)}".rstrip(), no_wrap=True)
 
 
-def _pods(pods: Sequence[Mapping[str, Any]], most: int) -> list[RenderableType]:
+def _pods(pods: Sequence[Mapping[str, Any]], most: int, columns: int) -> list[RenderableType]:
     """A table of the pods; `most`: of its rows, 0 for all."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="")
-    for name in ("POD", "STATUS", "RESTARTS", "AGE", "NODE"):
+    for name in ("POD", "STATUS", "RESTARTS", "AGE", "NODE")[:columns]:
         table.add_column(name, no_wrap=True)
     number = len(pods) if not most or len(pods) <= most else most - 1
     for it in pods[:number]:
         age = status.duration(it["age_s"])
         cells = it["name"], it["status"], str(it["restarts"]), age, it["node"] or "-"
-        table.add_row(*map(_text, cells))
+        table.add_row(*map(_text, cells[:columns]))
     more = len(pods) - number
     return [table, f"and {more} more pods"] if more else [table]
