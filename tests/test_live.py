@@ -68,6 +68,7 @@ def test_who_is_ended_at_once_leaves_no_line_behind(train):
 
 def test_without_a_terminal_there_are_plain_lines(run, capsys, caplog):
     """Each phase with its time, once, and each step that is logged; no escape."""
+    caplog.set_level("INFO")
     assert run("--steps", "20") == 0
     said = capsys.readouterr().err
     assert "\x1b" not in said

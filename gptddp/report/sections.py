@@ -36,7 +36,7 @@ def sections(run: RunRecord, name: str) -> dict[str, Any]:
         "path": visible(run.path),
         "state": found.state,
         "verdict": visible(verdict.sentences(run, found)),
-        "tiles": tiles(run),
+        "tiles": tiles(run, found.state),
         "wrong": [visible(it) for it in run.wrong],
         "activities": activities(run),
         "lives": lives(run, found.state),
@@ -50,9 +50,12 @@ def sections(run: RunRecord, name: str) -> dict[str, Any]:
     }
 
 
-def tiles(run: RunRecord) -> Pairs:
+def tiles(run: RunRecord, state: str) -> Pairs:
     """The few numbers to see first."""
     rows = [("steps", f"{run.step:,}"), ("tokens", amount(number(run.last.get("tokens"))))]
+    left_s = verdict.left_s(run) if state == "running" else None
+    if left_s is not None:
+        rows.append(("ETA", duration(left_s)))
     labels = {"training loss": "loss", "validation loss": "val_loss", "bits per byte": "val_bpb"}
     for label, field in labels.items():
         if (known := run.newest(field)) is not None:
@@ -173,9 +176,9 @@ def configuration(run: RunRecord) -> Table:
 
 def compared(runs: Sequence[RunRecord], names: Sequence[str]) -> Table:
     """The runs beside each other."""
-    found = [dict(tiles(run)) for run in runs]
-    keys = list(dict.fromkeys(key for it in sorted(found, key=len, reverse=True) for key in it))
     states = [verdict.verdict_of(run).state for run in runs]
+    found = [dict(tiles(*it)) for it in zip(runs, states, strict=True)]
+    keys = list(dict.fromkeys(key for it in sorted(found, key=len, reverse=True) for key in it))
     rows = [
         [name, state, *(it.get(key, "") for key in keys)]
         for name, state, it in zip(names, states, found, strict=True)
