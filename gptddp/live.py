@@ -2,13 +2,12 @@
 
     screen.phase("loading torch")             # what it does, until the next word
     screen.show(["step 3/100", "loss 5.21"])  # how far it is, the most important first
-    screen.say("life 1: from scratch")        # a line that stays
+    screen.write("life 1: from scratch\\n")    # lines that stay
 
 Rich is imported only where there is a terminal, as that takes a while.
 """
 
 import contextlib
-import logging
 import os
 import select
 import sys
@@ -30,18 +29,15 @@ class Patient:
         self.draws = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
     def write(self, text: str) -> None:
-        known = text.encode(self.encoding, "replace").decode(self.encoding)
-        self._try(lambda: self.stream.write(known))
-
-    def flush(self) -> None:
-        self._try(self.stream.flush)
-
-    def _try(self, work: Callable[[], Any]) -> None:
         try:
-            work()
+            self.stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
+            self.stream.flush()
         except (OSError, ValueError):  # from now on to /dev/null, or the exit would fail as well
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as null:
                 os.dup2(null.fileno(), self.stream.fileno())
+
+    def flush(self) -> None:
+        """`write` has done it."""
 
 
 class Screen:
@@ -56,34 +52,29 @@ class Screen:
         self._live: Any = None  # from the first thing that is drawn on
 
     def _draw(self) -> None:
-        """Begin to draw the line, or draw it anew."""
-        self._live = self._live or self._begun()
+        """The line anew, or for the first time; from then on HZ times a second."""
+        if not self._live:
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=cast(IO[str], self._stream), force_terminal=True)
+            self._live = Live(
+                console=console,
+                get_renderable=lambda: self._line(console.width - 1),
+                refresh_per_second=HZ,
+                redirect_stdout=sys.stdout.isatty(),
+                transient=True,
+            )
+            self._live.start()
+            console.show_cursor(True)  # Rich hides it: a killed process could not show it again
         self._live.refresh()
 
-    def _begun(self) -> Any:
-        from rich.console import Console
-        from rich.live import Live
+    def _line(self, width: int) -> Any:
         from rich.text import Text
 
-        def line() -> Text:
-            return Text(self.line(console.width - 1), no_wrap=True, overflow="crop")
-
-        console = Console(file=cast(IO[str], self._stream), force_terminal=True, highlight=False)
-        live = Live(
-            console=console,
-            get_renderable=line,
-            refresh_per_second=HZ,
-            redirect_stdout=sys.stdout.isatty(),
-            transient=True,
-        )
-        live.start()
-        console.show_cursor(True)  # Rich hides it, and a killed process could not show it again
-        return live
-
-    def line(self, width: int) -> str:
-        """What is drawn, in at most `width` characters."""
         doing = f"{self._phase} {time.monotonic() - self._since:.0f} s" if self._phase else ""
-        return fit([*filter(None, [doing]), *self._parts], width)
+        parts = [doing, *self._parts] if doing else self._parts
+        return Text(fit(parts, width), no_wrap=True, overflow="crop")
 
     def phase(self, text: str, drawn_only: bool = False) -> None:
         """What is done from now on. `drawn_only`: not worth a plain line."""
@@ -93,7 +84,7 @@ class Screen:
         if self.draws:
             self._draw()
         elif not drawn_only:
-            self.say(f"[{self._since - self._began:.1f} s] {text}")
+            self.write(f"[{self._since - self._began:.1f} s] {text}\n")
 
     @property
     def is_due(self) -> bool:
@@ -106,30 +97,18 @@ class Screen:
         if self.draws and not self._live:
             self._draw()
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
+    def write(self, text: str) -> None:
+        """Whole lines that stay."""
         if self._live:
-            self._live.console.out(text, highlight=False)
+            self._live.console.out(text, end="", highlight=False)
         else:
-            self._stream.write(f"{text}\n")
-            self._stream.flush()
+            self._stream.write(text)
 
     def close(self) -> None:
         """Leave the terminal as it was, with the lines that stay."""
         if self._live:
             self._live.stop()
         self._live, self.draws = None, False
-
-
-class LogHandler(logging.Handler):
-    """Has a screen say what is logged."""
-
-    def __init__(self, screen: Screen) -> None:
-        super().__init__()
-        self._screen = screen
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._screen.say(self.format(record))
 
 
 def fit(parts: Iterable[str], width: int) -> str:
@@ -148,11 +127,6 @@ def duration(seconds: float) -> str:
     minutes, second = divmod(max(0, int(seconds)), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def eta(seconds: float) -> str:
-    """`ETA 1:05`: the time that is left."""
-    return f"ETA {duration(seconds)}"
 
 
 # -- the screen of this process ------------------------------------------------------------------
@@ -179,14 +153,14 @@ def screen() -> Screen | None:
     return _screens[0] if _screens else None
 
 
+def phase(text: str, drawn_only: bool = False) -> None:
+    """Say it on the screen of this process, where it has one."""
+    if _screens:
+        _screens[0].phase(text, drawn_only)
+
+
 def wipe() -> None:
     """Take the drawn line away in a process that ends without any cleaning up."""
     if _screens and _screens[0].draws and select.select([], [2], [], 0)[1]:
         with contextlib.suppress(OSError):
             os.write(2, b"\r\x1b[2K")
-
-
-def phase(text: str, drawn_only: bool = False) -> None:
-    """Say it on the screen of this process, where it has one."""
-    if _screens:
-        _screens[0].phase(text, drawn_only)

@@ -28,7 +28,7 @@ def test_as_many_parts_as_fit_and_the_most_important_first():
     assert live.fit(parts, 40) == "step 3/100  loss 5.21  ETA 1:02:05"
     assert live.fit(parts, 33) == "step 3/100  loss 5.21"
     assert live.fit(parts, 6) == "step 3" and live.fit([], 6) == ""
-    assert live.eta(3725.9) == parts[-1] and live.eta(-1) == "ETA 0:00"
+    assert live.duration(3725.9) == "1:02:05" and live.duration(-1) == "0:00"
 
 
 def test_a_terminal_shows_what_a_training_does_from_its_first_second(train):
@@ -99,5 +99,5 @@ def test_a_reader_that_goes_ends_no_training(monkeypatch):
     with open(writer, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         screen = live.Screen()
-        screen.say("nobody hears it")
+        screen.write("nobody hears it\n")
         screen.phase("nor this")

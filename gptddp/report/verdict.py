@@ -103,8 +103,7 @@ def left_s(run: RunRecord) -> float | None:
     if not (run.config and tokens and any(speeds)):
         return None
     steps = last_step(run.config, run.step, tokens, train_s) - run.step
-    left_s = max(0.0, steps) * tokens / run.step / statistics.median(speeds)
-    return min(left_s, max(0.0, run.config.max_time - train_s)) if run.config.max_time else left_s
+    return max(0.0, steps) * tokens / run.step / statistics.median(speeds)
 
 
 def _restarts(run: RunRecord, state: str) -> str:

@@ -111,7 +111,7 @@ class Console:
         if c.max_time:
             left_s = min(left_s, c.max_time - train_s)
         loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
-        return [f"step {budget.shown(c, *done)}", f"loss {loss}", live.eta(left_s)]
+        return [f"step {budget.shown(c, *done)}", f"loss {loss}", f"ETA {live.duration(left_s)}"]
 
     def _state(self, event: Event) -> list[str]:
         """How well it goes."""

@@ -29,7 +29,7 @@ log = logging.getLogger("gptddp")
 def main(train: Callable[[Life], None], args: Sequence[str] | None = None) -> int:
     """Parse, connect, train; the exit code, with one line instead of a traceback for a mistake."""
     with shown() as screen:
-        handler = live.LogHandler(screen)
+        handler = logging.StreamHandler(screen)
         handler.setFormatter(VisibleFormatter("%(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler])
         return _run(train, args)

@@ -10,7 +10,7 @@ from io import StringIO
 from types import FrameType
 from typing import IO, NoReturn, cast
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 
 from gptddp.k8s import exit_codes
@@ -74,8 +74,6 @@ class _View:
         self.state = ""
         self._cluster, self._note = cluster, ""
         self._watcher = of_job(cluster, name, self._say)
-        self._losses = rank_0_log.Losses()
-        self._history: list[float] = []
         stream = Patient(sys.stdout)
         self.draws = stream.draws
         file = cast(IO[str], stream)
@@ -87,8 +85,6 @@ class _View:
             return False
         self._pods, self._job = _seen(found.pods), found.job
         found = rank_0_log.with_log(self._cluster, found)
-        logged = rank_0_log.progress(line for _, line in found.log or ())
-        self._history = self._losses.add(logged["losses"])
         self._note, self._shown = "", status.describe(found)
         self.state = self._shown["state"]
         return True
@@ -105,18 +101,15 @@ class _View:
             refresh_per_second=HZ,
             redirect_stdout=False,
             redirect_stderr=False,
-            get_renderable=lambda: self._frame(self._console, self._console.height),
+            get_renderable=lambda: frame.frame(
+                self._console, self._shown, self._console.height, self._note
+            ),
         )
-
-    def _frame(self, console: Console, height: int = 0) -> Group:
-        unicode = rank_0_log.has_blocks(sys.stdout)
-        about = self._shown, self._history
-        return frame.frame(console, *about, height=height, unicode=unicode, note=self._note)
 
     def leave(self) -> None:
         """What was seen last stays on the terminal, as lines that are as long as they are."""
         lines = Console(file=StringIO(), width=_WIDE)
-        lines.print(self._frame(lines))
+        lines.print(frame.frame(lines, self._shown, note=self._note))
         for line in cast(StringIO, lines.file).getvalue().splitlines():
             self._console.out(line.rstrip(), highlight=False)
 

@@ -73,7 +73,6 @@ def run(
     _check_dataset(trial)
     screen = Screen(folder.name)
     with contextlib.ExitStack() as stack:
-        stack.callback(screen.close)
         interrupts = stack.enter_context(Interrupts().installed())
         with _os_errors_refused(local_dir):
             lock = locks.lock(folder)
@@ -96,7 +95,8 @@ def run(
             plans = pods.plan(job, network, scratch, folders, key=secrets.token_hex(32))
             tag = f"{folder}#{uuid.uuid4().hex}/"
             sessions = stack.enter_context(_reaper(tag, (lock, addresses.fileno()), temporary))
-            runner = Runner(job, folder, plans, tag, verbose, screen)
+            runner = Runner(job, folder, plans, tag, verbose)
+            stack.callback(runner.screen.close)
         return runner.run(sessions, interrupts)
 
 

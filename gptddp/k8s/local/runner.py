@@ -60,17 +60,11 @@ class Runner:
     """Runs a local job until it has ended, or is stopped."""
 
     def __init__(
-        self,
-        job: Object,
-        folder: Path,
-        plans: list[pods.Plan],
-        tag: str,
-        verbose: bool,
-        screen: Screen,
+        self, job: Object, folder: Path, plans: list[pods.Plan], tag: str, verbose: bool
     ) -> None:
         self.folder, self.first = folder, plans[0]
         self.run_dir = self.first.option(flags.flag("run_dir"))
-        self.screen = screen
+        self.screen = Screen(folder.name)
         (folder / "logs").mkdir(exist_ok=True)
         write_text(folder / "manifest.yaml", manifest.to_yaml([job]))
         self.pods = [
@@ -132,12 +126,10 @@ class Runner:
 
     def _parts(self) -> list[str]:
         boot = time.time() - time.monotonic()
-        begun = {
-            f"worker-{pod.plan.index}": boot + pod.started if pod.alive else NEVER
-            for pod in self.pods
-        }
+        since = [boot + pod.started if pod.alive else NEVER for pod in self.pods]
+        begun = {f"worker-{pod.plan.index}": it for pod, it in zip(self.pods, since, strict=True)}
         ends = self.controller.stopping or self.controller.conditions.final
-        return self.progress.parts(begun, self.screen.spark, goes_on=not ends)
+        return self.progress.parts(begun, goes_on=not ends)
 
     def _event(self, text: str) -> None:
         self.screen.event(text)
@@ -167,7 +159,7 @@ class Runner:
             controller.suspended()
         self._write_status()
         screen.close()
-        screen.progress(self._parts(), 0.0, force=True)
+        screen.progress(self._parts(), 0.0)
         if controller.conditions.has("Failed"):
             screen.event(f"failed after {duration(elapsed_s)}: {controller.failure}")
             screen.event(f"the whole log: {relative_path(str(controller.failed_log))}")

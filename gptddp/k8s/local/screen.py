@@ -11,18 +11,13 @@ from typing import Any
 from gptddp import live
 from gptddp.errors import visible
 from gptddp.k8s.observe.rank_0_log import (
-    Losses,
-    has_blocks,
     of_rank_0,
     progress,
     rows,
-    sparkline,
 )
 from gptddp.k8s.observe.world import NEVER, World, of_pods
-from gptddp.live import eta
 
 _TAIL_BYTES = 16 << 10
-_SPARK = 16  # characters
 _OF_STEP = ("step", "loss", "tok_s", "world_size", "time")
 TERMINAL_EVERY_S, PLAIN_EVERY_S = 0.5, 10.0
 
@@ -33,13 +28,11 @@ class Progress:
     def __init__(self, logs: Sequence[Path], run_dir: str | None, per_pod: int = 1) -> None:
         """`logs`: of all pods, as any may have rank 0; `per_pod`: ranks."""
         self._logs, self._run_dir, self._per_pod = logs, run_dir, per_pod
-        self._losses = Losses()
 
-    def parts(self, begun: Mapping[str, float], spark: int = 0, goes_on: bool = True) -> list[str]:
+    def parts(self, begun: Mapping[str, float], goes_on: bool = True) -> list[str]:
         """The most important first: `step 120/400`, `loss 3.214`, `ETA 1:23`, `pods 4/4`, ...
 
-        begun: when the pods were started, as for `world.of_pods`. spark: so many characters show
-        the losses so far. goes_on: the pods are not about to end.
+        begun: when the pods were started, as for `world.of_pods`. goes_on: they are not to end.
         """
         logs = [[(None, line) for line in end_of(log, _TAIL_BYTES)] for log in self._logs]
         found = progress(line for _, line in of_rank_0(logs))
@@ -57,13 +50,10 @@ class Progress:
             parts.append(f"loss {loss:.3f}")
         is_present = not (now.is_stale or found["stall"])
         if is_present and done.get("left_s") is not None:
-            parts.append(eta(done["left_s"]))
+            parts.append(f"ETA {live.duration(done['left_s'])}")
         parts.append(pods)
         if is_present and done.get("tok_s") is not None:
             parts.append(f"{done['tok_s'] / 1e3:.1f}k tok/s")
-        losses = self._losses.add({done["step"]: loss} if loss is not None else {})
-        if spark and len(losses) > 1:
-            parts.append(sparkline(losses, spark))
         parts += [f"{name} {text}" for name, text in rows(found | {"phase": ""}).items() if text]
         return list(map(visible, parts))
 
@@ -120,14 +110,13 @@ class Screen:
     def __init__(self, name: str) -> None:
         self.name = name
         self._screen, self._out = live.Screen(), live.Patient(sys.stdout)
-        self.spark = _SPARK if self._screen.draws and has_blocks(sys.stderr) else 0
         self._shown: list[str] = []
         self._next = 0.0
         self._logs: dict[str, GrowingLog] = {}
 
     def event(self, text: str) -> None:
         """One line that stays."""
-        self._screen.say(f"[{self.name}] {text}")
+        self._screen.write(f"[{self.name}] {text}\n")
 
     def follow(self, prefix: str, log: Path) -> None:
         """Show what a pod writes from now on."""
@@ -136,17 +125,12 @@ class Screen:
     def logs(self, *, rest: bool = False) -> None:
         """Print the new whole lines of the followed logs; with `rest` also a last, open one."""
         for prefix, log in self._logs.items():
-            for line in log.lines(rest=rest):
-                if self._screen.draws and self._out.draws:  # on one terminal
-                    self._screen.say(f"[{prefix}] {line}")
-                else:
-                    self._out.write(f"[{prefix}] {line}\n")
-        self._out.flush()
+            if lines := log.lines(rest=rest):
+                out = self._screen if self._screen.draws and self._out.draws else self._out
+                out.write("".join(f"[{prefix}] {line}\n" for line in lines))
 
-    def progress(self, parts: list[str], now: float, *, force: bool = False) -> None:
-        """The line that is drawn on a terminal, and written every ten seconds elsewhere."""
-        if not force and now < self._next:
-            return
+    def progress(self, parts: list[str], now: float) -> None:
+        """The line that is drawn on a terminal, and written where it is new elsewhere."""
         self._next = now + (TERMINAL_EVERY_S if self._screen.draws else PLAIN_EVERY_S)
         if self._screen.draws:
             self._screen.show(parts)

@@ -5,11 +5,11 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
-from typing import IO, Any
+from typing import Any
 
 from gptddp.k8s.cluster import Cluster
 from gptddp.k8s.exit_codes import ClusterError
@@ -22,7 +22,6 @@ Log = Sequence[tuple[datetime | None, str]]  # lines with their times
 TAIL = 200  # lines of a log that are searched for the newest step
 _AT_ONCE = 16  # pods whose logs are asked for
 _NEW_S = 60.0  # a line's age at which its pod surely has rank 0
-MOST_LOSSES = 10_000
 _STEP = re.compile(
     r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?  (?P<speed>[\d.]+)k tok/s"
     r"(?:  (?P<ranks>\d+) ranks?)?(?:  (?:ETA )?(?P<left>[\d:]+)(?: left)?)?"
@@ -94,12 +93,10 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
     `progress`: step, steps, loss, tok_s, left_s, ranks, goodput (0 to 1), and slow ranks with the
     ratio to the median. `checkpoint`: the newest, where it is named. `storage`: what fails in it.
     `stall`: a step that does not move. `fault`: how the last life ended that could not say so
-    itself. `phase`: what it does beside steps. `bits_per_byte`: of the last evaluation. `losses`:
-    by step.
+    itself. `phase`: what it does beside steps. `bits_per_byte`: of the last evaluation.
     """
     names = ("progress", "checkpoint", "storage", "stall", "fault", "phase", "bits_per_byte")
     found: dict[str, Any] = dict.fromkeys(names)
-    losses: dict[int, float] = {}
     slow: dict[str, float] = {}  # by name, as a step's line comes every `log_every` steps only
     for line in logged:
         if step := _STEP.search(line):
@@ -108,8 +105,6 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
             slow = {it["name"]: it["ratio"] for it in done["slow"]}
             if step["storage"]:
                 found["storage"] = found["storage"] or "it fails: the pod's log says how"
-            if done["loss"] is not None:
-                losses[done["step"]] = done["loss"]
         elif named := _NAMED.match(line):
             slow.pop(named["name"], None)
             if named["ratio"]:
@@ -136,7 +131,7 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
             slow, found["storage"] = {}, None
     if found["progress"]:
         found["progress"]["slow"] = [{"name": it, "ratio": slow[it]} for it in slow]
-    return {**found, "losses": losses}
+    return found
 
 
 def world(log: Log) -> tuple[int, float]:
@@ -192,46 +187,3 @@ def rows(found: dict[str, Any]) -> dict[str, str]:
         life = f"life {fault['life']}, " if fault["life"] else ""
         shown["last fault"] = f"{life}after step {fault['step']}: {fault['cause']}"
     return shown
-
-
-class Losses:
-    """Those of all looks at a log so far, by step."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, float] = {}
-
-    def add(self, found: Mapping[int, float]) -> list[float]:
-        """What one more look has found; all of them, in order. Steps may be done again."""
-        if found:
-            newest = max(found)
-            self._known = {step: it for step, it in self._known.items() if step <= newest}
-        self._known |= found
-        kept = sorted(self._known)[-MOST_LOSSES:]
-        self._known = {step: self._known[step] for step in kept}
-        return list(self._known.values())
-
-
-_BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
-
-
-def has_blocks(stream: IO[str]) -> bool:
-    """Can a stream show the blocks of a sparkline?"""
-    with contextlib.suppress(UnicodeError, LookupError):
-        return bool(_BLOCKS.encode(getattr(stream, "encoding", None) or "ascii"))
-    return False
-
-
-def sparkline(losses: Iterable[float], width: int, unicode: bool = True) -> str:
-    """The values in at most `width` characters, each the mean of as many; the newest is the last.
-
-    Where the encoding of a terminal has no blocks, of ASCII.
-    """
-    values, marks = list(losses), _BLOCKS if unicode else _ASCII
-    if not values or width < 1:
-        return ""
-    n = min(width, len(values))
-    parts = [values[i * len(values) // n : (i + 1) * len(values) // n] for i in range(n)]
-    means = [sum(part) / len(part) for part in parts]
-    low, high = min(means), max(means)
-    scale = (len(marks) - 1) / (high - low) if high > low else 0.0
-    return "".join(marks[round((mean - low) * scale)] for mean in means)

@@ -26,7 +26,6 @@ _QUIET_S = 15.0  # without a step's line, at the least, before its speed is none
 def describe(facts: Facts) -> dict[str, Any]:
     """Everything that `status` shows."""
     found_in_log = rank_0_log.progress(line for _, line in facts.log or ())
-    del found_in_log["losses"]  # of those that the live screen keeps, they are the newest
     job, policy = facts.job, facts.job["spec"].get("elasticPolicy") or {}
     found, state = why.causes(facts), why.state(facts.job, facts.queue)
     goes_on = state in (why.RUNNING, why.RESTARTING)
@@ -114,7 +113,7 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
     pods = f"{count['ready']} of {count['desired']} ready"
     if count["min"] and (count["min"], count["max"]) != (count["desired"], count["desired"]):
         pods += f" (goes on with {count['min']} to {count['max']})"
-    done = status["progress"] or {}
+    done = status["progress"]
     rows = {
         "name": status["name"],
         "namespace": status["namespace"],
@@ -123,7 +122,7 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
         "also": "\n".join(_also(status["causes"])),
         "age": duration(status["age_s"]),
         "pods": "" if status["state"] in why.FINAL else pods,
-        "step": _step(done) if done else "",
+        "step": step_line(done),
         "rank 0": status["rank_0"] or "",
         **rank_0_log.rows(status),
         "checkpoint": status["checkpoint"] or "",
@@ -135,7 +134,7 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
         for number, line in enumerate(text.splitlines()):
             lines.append(f"{key + ':' if not number else '':{width}}{line}")
     if status["pods"]:
-        lines += ["", *_pods_table(status["pods"], wide)]
+        lines += ["", *pods_table(status["pods"], wide)]
     changes = [
         (c["type"], c["status"], c.get("lastTransitionTime", ""), c.get("message", ""))
         for c in status["conditions"]
@@ -145,7 +144,10 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _pods_table(pods: Sequence[dict[str, Any]], wide: bool) -> list[str]:
+def pods_table(pods: Sequence[dict[str, Any]], wide: bool = False) -> list[str]:
+    """The pods under a line of headings; `wide`: with their addresses."""
+    if not pods:
+        return []
     header = ["POD", "STATUS", "NODE", "RESTARTS", "AGE", *(["IP"] if wide else [])]
     cells = [
         [p["name"], p["status"], p["node"] or "-", str(p["restarts"]), duration(p["age_s"])]
@@ -161,16 +163,15 @@ def _also(causes: Sequence[dict[str, Any]]) -> list[str]:
     return rest + ([f"and {len(causes) - 4} more: -o json"] if len(causes) > 4 else [])
 
 
-def _step(done: dict[str, Any]) -> str:
+def step_line(done: Mapping[str, Any] | None) -> str:
+    """Step and loss, and the present speed and the time left, as far as they are known."""
+    if not done:
+        return ""
     loss = "not finite" if done["loss"] is None else f"{done['loss']:.4f}"
-    parts = [f"{done['step']}/{done['steps']}", f"loss {loss}", *pace(done)]
+    parts = [f"{done['step']}/{done['steps']}", f"loss {loss}"]
+    parts += [] if done["tok_s"] is None else [f"{done['tok_s'] / 1e3:.1f}k tok/s"]
+    parts += [] if done["left_s"] is None else [f"ETA {live.duration(done['left_s'])}"]
     return "  ".join(parts)
-
-
-def pace(done: Mapping[str, Any]) -> list[str]:
-    """The present speed and the time left, as far as they are known."""
-    parts = [] if done["tok_s"] is None else [f"{done['tok_s'] / 1e3:.1f}k tok/s"]
-    return parts + ([] if done["left_s"] is None else [live.eta(done["left_s"])])
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -13,27 +13,18 @@ _WHOLE_S = 1.0  # the API has whole seconds
 
 @dataclass(frozen=True)
 class World:
-    """The pods of a training by the newest step that is known of it, and by what became of them.
-
-    `down` are not up; `joining` are up, and have done no step yet.
-    """
+    """The pods that a training is to have, and those that it is without by its newest step."""
 
     wanted: int
-    down: tuple[str, ...] = ()
-    joining: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     is_stale: bool = False  # the newest step was done with pods that are gone since
 
     @property
     def sentence(self) -> str:
         """`3 of 4: demo-worker-2 is being replaced`; empty where all are in it."""
-        words = {"being replaced": self.down, "joining": self.joining}
-        parts = [f"{', '.join(it)} {_are(it)} {word}" for word, it in words.items() if it]
-        number = self.wanted - len(self.down) - len(self.joining)
-        return f"{number} of {self.wanted}: {'; '.join(parts)}" if parts else ""
-
-
-def _are(names: tuple[str, ...]) -> str:
-    return "are" if len(names) > 1 else "is"
+        number, verb = self.wanted - len(self.missing), "are" if self.missing[1:] else "is"
+        text = f"{number} of {self.wanted}: {', '.join(self.missing)} {verb} being replaced"
+        return text if self.missing else ""
 
 
 def of_pods(begun: Mapping[str, float], per_pod: int, ranks: int, at: float) -> World:
@@ -50,9 +41,7 @@ def of_pods(begun: Mapping[str, float], per_pod: int, ranks: int, at: float) -> 
         return World(wanted, is_stale=True)
     is_stale = ranks // per_pod > wanted - len(missing)
     missing.update(newest_first[: max(0, wanted - ranks // per_pod)])
-    down = tuple(name for name in begun if name in missing and begun[name] == NEVER)
-    joining = tuple(name for name in begun if name in missing and begun[name] != NEVER)
-    return World(wanted, down, joining, is_stale)
+    return World(wanted, tuple(sorted(missing)), is_stale)
 
 
 def of_job(facts: Facts) -> World:
