@@ -53,8 +53,7 @@ def sections(run: RunRecord, name: str) -> dict[str, Any]:
 def tiles(run: RunRecord, state: str) -> Pairs:
     """The few numbers to see first."""
     rows = [("steps", f"{run.step:,}"), ("tokens", amount(number(run.last.get("tokens"))))]
-    left_s = verdict.left_s(run) if state == "running" else None
-    if left_s is not None:
+    if state == "running" and (left_s := verdict.left_s(run)) is not None:
         rows.append(("ETA", duration(left_s)))
     labels = {"training loss": "loss", "validation loss": "val_loss", "bits per byte": "val_bpb"}
     for label, field in labels.items():

@@ -101,7 +101,6 @@ class Life(LifeParts):
         Not on a rank that comes later. Raises CheckpointError where the state is another model's or
         not the one that was saved, Diverged where ranks differ.
         """
-        live.phase("restoring the state", drawn_only=True)
         self.clock.enter("restore")
         self.net, self.tensors = net, tensors
         self.worlds = Worlds(self, sums)

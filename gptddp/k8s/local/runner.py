@@ -128,8 +128,8 @@ class Runner:
         boot = time.time() - time.monotonic()
         since = [boot + pod.started if pod.alive else NEVER for pod in self.pods]
         begun = {f"worker-{pod.plan.index}": it for pod, it in zip(self.pods, since, strict=True)}
-        ends = self.controller.stopping or self.controller.conditions.final
-        return self.progress.parts(begun, goes_on=not ends)
+        job = self.controller
+        return self.progress.parts(begun, goes_on=not (job.stopping or job.conditions.final))
 
     def _event(self, text: str) -> None:
         self.screen.event(text)

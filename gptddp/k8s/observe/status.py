@@ -168,10 +168,9 @@ def step_line(done: Mapping[str, Any] | None) -> str:
     if not done:
         return ""
     loss = "not finite" if done["loss"] is None else f"{done['loss']:.4f}"
-    parts = [f"{done['step']}/{done['steps']}", f"loss {loss}"]
-    parts += [] if done["tok_s"] is None else [f"{done['tok_s'] / 1e3:.1f}k tok/s"]
-    parts += [] if done["left_s"] is None else [f"ETA {live.duration(done['left_s'])}"]
-    return "  ".join(parts)
+    speed = "" if done["tok_s"] is None else f"  {done['tok_s'] / 1e3:.1f}k tok/s"
+    eta = "" if done["left_s"] is None else f"  ETA {live.duration(done['left_s'])}"
+    return f"{done['step']}/{done['steps']}  loss {loss}{speed}{eta}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
