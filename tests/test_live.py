@@ -42,7 +42,7 @@ def test_a_terminal_shows_what_a_training_does_from_its_first_second(train):
     said += screen.until(r"step \d+/100000  loss \S+  ETA \S+  \S+k tok/s")
     assert all(len(it) < 80 for it in drawn(said))
     screen.resize(30, 40)
-    time.sleep(0.6)
+    time.sleep(1.1)
     screen.until(r"\r\x1b\[2Kstep ")
     said = screen.until(r"\r\x1b\[2Kstep \d\d")
     assert all(len(it) < 40 for it in drawn(said))
