@@ -73,12 +73,15 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
     \b
     gptddp train --data data --run-dir runs/first
     """
-    from gptddp import flags
+    from gptddp import flags, live
+    from gptddp.distributed.report import shown
 
     flags.from_args(args, ctx.command_path)  # answers --help and mistakes without torch
-    from gptddp.train import main
+    with shown():
+        live.phase("loading torch")
+        from gptddp.train import main
 
-    ctx.exit(main(args))
+        ctx.exit(main(args))
 
 
 for command in (prepare, sweep, sample, evaluate):

@@ -18,7 +18,7 @@ from support.paths import ROOT
 
 # From the lowest level up. "gptddp" is the package itself, for its `__version__`.
 LEVELS = [
-    {"gptddp", "amounts", "errors", "grace", "presets", "units"},
+    {"gptddp", "amounts", "errors", "grace", "live", "presets", "units"},
     {"click_types", "config", "files"},
     {"advice", "budget", "flags"},
     {"grid"},
@@ -47,7 +47,7 @@ K8S_TAKES |= {
     f"gptddp.{name}"
     for name in ("advice", "budget", "click_types", "config", "errors", "files", "flags")
 }
-K8S_TAKES |= {"gptddp.grid", "gptddp.track.trackers", "gptddp.units"}
+K8S_TAKES |= {"gptddp.grid", "gptddp.live", "gptddp.track.trackers", "gptddp.units"}
 # Imports within a function that go up, or out of k8s: where a command begins.
 UPWARDS = {
     ("gptddp.k8s", "gptddp.k8s.cli.main"),
@@ -171,10 +171,11 @@ def loaded(code: str) -> set[str]:
 @pytest.mark.parametrize(
     ("code", "forbidden"),
     [
-        ("import gptddp.k8s.cli.main", HEAVY | {"kubernetes"}),
-        ("import gptddp.cli", HEAVY | {"kubernetes", "yaml"}),
+        ("import gptddp.k8s.cli.main", HEAVY | {"kubernetes", "rich"}),
+        ("import gptddp.cli", HEAVY | {"kubernetes", "yaml", "rich"}),
         ("import gptddp.config, gptddp.errors, gptddp.files", HEAVY | {"click", "yaml"}),
-        ("import gptddp.train", {"click", "yaml", "kubernetes"}),
+        ("import gptddp.train", {"click", "yaml", "kubernetes", "rich"}),
+        ("from gptddp import live; live.Screen().phase('x')", {"click", "rich"}),
     ],
 )
 def test_an_import_loads_no_more_than_it_may(code, forbidden):

@@ -1,12 +1,27 @@
-"""How a rank says a final error."""
+"""What a rank says, and how: its phases, its lines, a final error."""
 
 import contextlib
 import logging
 import sys
 
-from gptddp import errors
-from gptddp.distributed.environment import ranks, verdict
+from gptddp import errors, live
+from gptddp.distributed.environment import is_launched, ranks, verdict
 from gptddp.files import write_json_atomic
+
+
+def shown() -> contextlib.AbstractContextManager[live.Screen]:
+    """Within it a trainer has a screen: one process draws on it, of several rank 0 has plain lines.
+
+    A worker of our launcher is rank 0 until it knows the others.
+    """
+    return live.shown(draws=not is_launched(), speaks=lambda: ranks().rank == 0)
+
+
+def load_torch() -> None:
+    """Import torch with its launcher, and say so."""
+    with shown():
+        live.phase("loading torch")
+        import torch.distributed.run  # noqa: F401
 
 
 class VisibleFormatter(logging.Formatter):

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch.distributed as td
 
+from gptddp import live
 from gptddp.distributed import pulse
 from gptddp.distributed.storage import Said
 from gptddp.errors import LostPeer
@@ -46,6 +47,7 @@ def teller(post: Post, alone: bool = False) -> Tell:
             pulse.beat()
             post(doing)
             said.update(doing)
+            live.phase(doing, drawn_only=True)
 
     return tell
 

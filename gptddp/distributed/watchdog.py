@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Collection
 from types import FrameType
 
+from gptddp import live
+
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_S = 0.05
 
@@ -72,12 +74,13 @@ class Watchdog:
                     with contextlib.suppress(Exception):
                         self.on_signal()
                 elif number == self.number and number in self.hurried:
-                    os._exit(128 + number)
+                    self._exit(0.0)
             if self._since < math.inf and self.must_exit(self.waited_s):
                 self._exit(self.waited_s)
 
     def _exit(self, waited_s: float) -> None:
         name = signal.Signals(self.number).name
+        live.wipe()
         text = f"gptddp: left {waited_s:.1f} s after {name}, without an answer\n"
         with contextlib.suppress(OSError):  # nor may a full pipe hold it up
             if waited_s >= 1.0 and select.select([], [2], [], 0)[1]:

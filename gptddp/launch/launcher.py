@@ -29,7 +29,7 @@ from pathlib import Path
 from gptddp.checkpoint import run_state
 from gptddp.config import Config, check_world_size, with_preset
 from gptddp.distributed.environment import LOCAL, STARTS, pod
-from gptddp.distributed.report import say
+from gptddp.distributed.report import load_torch, say
 from gptddp.distributed.torch_private import check_torch
 from gptddp.distributed.watchdog import STOPS, Watchdog
 from gptddp.errors import GptddpError
@@ -234,8 +234,7 @@ class Launcher:
             # before torch: the others see us at once
             os.environ["GPTDDP_MEMBERS"] = self.mesh.start()
             stack.callback(lambda: self.mesh.close("its launcher has ended"))
-            import torch.distributed.run  # noqa: F401  # a second or two
-
+            load_torch()  # a second or two
             check_torch()
             self.worker = Worker(folder, self.local_rank, self._name, _say, self._crashed)
             start_server(folder)

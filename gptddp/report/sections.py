@@ -42,7 +42,7 @@ def sections(run: RunRecord, name: str) -> dict[str, Any]:
         "path": visible(run.path),
         "state": found.state,
         "verdict": visible(verdict.sentences(run, found)),
-        "tiles": tiles(run),
+        "tiles": tiles(run, found.state),
         "wrong": [visible(it) for it in run.wrong],
         "activities": activities(run),
         "lives": lives(run, found.state),
@@ -56,9 +56,11 @@ def sections(run: RunRecord, name: str) -> dict[str, Any]:
     }
 
 
-def tiles(run: RunRecord) -> Pairs:
+def tiles(run: RunRecord, state: str) -> Pairs:
     """The few numbers to see first."""
     rows = [("steps", f"{run.step:,}"), ("tokens", amount(number(run.last.get("tokens"))))]
+    if state == "running" and (left_s := verdict.left_s(run)) is not None:
+        rows.append(("ETA", duration(left_s)))
     labels = {"training loss": "loss", "validation loss": "val_loss", "bits per byte": "val_bpb"}
     for label, field in labels.items():
         if (known := run.newest(field)) is not None:

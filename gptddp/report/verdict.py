@@ -1,12 +1,14 @@
 """What has become of a run: its state, and the verdict in a sentence."""
 
+import math
+import statistics
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 
-from gptddp.budget import BUDGETS, shown
+from gptddp.budget import BUDGETS, last_step, shown
 from gptddp.checkpoint.run_state import why_ended
 from gptddp.report.life_records import LifeRecord, moved, number
 from gptddp.report.run_record import RunRecord
@@ -17,6 +19,8 @@ from gptddp.units import amount, clock, duration, many
 
 # A lease that is looked at from another machine, whose clock differs, may seem older than it is.
 _SILENT_S = 2.5 * EXPIRY_S
+
+_RECENT = 20  # steps, whose pace is that of now
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,16 @@ def elapsed(run: RunRecord) -> float:
     """From the first life's beginning to the last that is known."""
     ends = [number(run.last.get("time")), *(number(it["time"]) for it in run.events)]
     return max(0.0, max(ends) - run.lives[0].began) if run.lives else 0.0
+
+
+def left_s(run: RunRecord) -> float | None:
+    """Seconds until its end, if it goes on at the pace of its last steps; None: not known."""
+    speeds = list(filter(math.isfinite, run.series["tok_s"][-_RECENT:]))
+    tokens, train_s = int(number(run.last.get("tokens"))), number(run.last.get("train_s"))
+    if not (run.config and tokens and any(speeds)):
+        return None
+    steps = last_step(run.config, run.step, tokens, train_s) - run.step
+    return max(0.0, steps) * tokens / run.step / statistics.median(speeds)
 
 
 def _restarts(run: RunRecord, state: str) -> str:

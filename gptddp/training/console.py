@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from gptddp import budget, units
+from gptddp import budget, live, units
 from gptddp.checkpoint.run_state import why_ended
 from gptddp.run import moves
 from gptddp.run.code_of_steps import named
@@ -44,6 +44,8 @@ class Console:
         self._unsaid: Event | None = None  # the last step, where it has had no line
         self._goodput: float | None = None  # of the run, as far as it is known
         self._storage_fails = False
+        self._faults = 0  # that this life has seen: ranks lost, and a life before that was
+        self._bpb = ""  # of the newest evaluation
 
     def __call__(self, event: Event) -> None:
         """Take an event."""
@@ -54,11 +56,13 @@ class Console:
             action(event)
 
     def _on_end(self, event: Event) -> None:
+        self._faults += 1
         # the cause may begin with the last step that a survivor has seen
         cause = re.sub(r"^after step \d+: ", "", event["cause"])
         log.warning("life %d ended after step %d: %s", event["generation"], event["step"], cause)
 
     def _on_world(self, event: Event) -> None:
+        self._faults += bool(event["lost"])
         level = _WARN if event["lost"] else _NOTE
         log.log(level, "step %d: %s", event["step"], moves.moved(event))
 
@@ -80,7 +84,9 @@ class Console:
         log.info("life %d: %s%s", event["generation"], where, redo)
 
     def _on_step(self, event: Event) -> None:
-        """A step that is skipped, an evaluation; every `log_every` steps loss, speed, ETA."""
+        """A step that is skipped, an evaluation; loss, speed and ETA, drawn on a terminal, or
+        every `log_every` steps.
+        """
         line = event["line"]
         if line["loss"] is None:
             log.warning("step %d: loss or gradient not finite, step skipped", line["step"])
@@ -90,33 +96,47 @@ class Console:
         if event["owned"]:
             self._goodput = goodput(event["owned"])
         self._unsaid = event
-        if line["step"] % self._config.log_every == 0:
+        screen = live.screen()
+        if screen and screen.is_due:
+            screen.show(self._drawn(event))
+        if line["step"] % self._config.log_every == 0 and not (screen and screen.draws):
             self._say_step()
+
+    def _step(self, event: Event) -> list[str]:
+        """Step, loss and ETA."""
+        c, line, train_s = self._config, event["line"], event["train_s"]
+        done = line["step"], line["tokens"], train_s
+        left_s = (budget.last_step(c, *done) - line["step"]) * statistics.median(self._recent)
+        if c.max_time:
+            left_s = min(left_s, c.max_time - train_s)
+        eta = f"ETA {units.duration(max(0, int(left_s)))}"
+        return [f"step {budget.shown(c, *done)}", f"loss {units.loss(line['loss'])}", eta]
+
+    def _state(self, event: Event) -> list[str]:
+        """How well it goes."""
+        parts = [] if self._goodput is None else [f"goodput {units.percent(self._goodput)}"]
+        if self._storage_fails:
+            parts.append("storage fails")
+        if slow := [f"{name} {ratio:.1f}x" for name, ratio in event["slow"].items()]:
+            parts.append("slow: " + ", ".join(slow[:4]))
+        return parts
+
+    def _drawn(self, event: Event) -> list[str]:
+        """The parts of the line on a terminal, the most important first."""
+        parts = [*self._step(event), f"{units.amount(event['line']['tok_s'])} tok/s"]
+        parts += [self._bpb] * bool(self._bpb)
+        if self._faults:
+            parts.append(units.many(self._faults, "fault"))
+        return [*parts, *self._state(event)]
 
     def _say_step(self) -> None:
         """The line of the last step, once. gptddp-k8s reads it."""
         event, self._unsaid = self._unsaid, None
         if event is None:
             return
-        c, line, train_s = self._config, event["line"], event["train_s"]
-        done = line["step"], line["tokens"], train_s
-        left_s = (budget.last_step(c, *done) - line["step"]) * statistics.median(self._recent)
-        if c.max_time:
-            left_s = min(left_s, c.max_time - train_s)
-        parts = [
-            f"step {budget.shown(c, *done)}",
-            f"loss {units.loss(line['loss'])}",
-            f"lr {line['lr']:.2e}",
-            f"{units.amount(line['tok_s'])} tok/s",
-            _ranks(line["world_size"]),
-            f"ETA {units.duration(max(0, int(left_s)))}",
-        ]
-        if self._goodput is not None:
-            parts.append(f"goodput {units.percent(self._goodput)}")
-        if self._storage_fails:
-            parts.append("storage fails")
-        if slow := [f"{name} {ratio:.1f}x" for name, ratio in event["slow"].items()]:
-            parts.append("slow: " + ", ".join(slow[:4]))
+        line, (step, loss, eta) = event["line"], self._step(event)
+        parts = [step, loss, f"lr {line['lr']:.2e}", f"{units.amount(line['tok_s'])} tok/s"]
+        parts += [_ranks(line["world_size"]), eta, *self._state(event)]
         log.info("%s", "  ".join(parts))
 
     def _on_completed(self, event: Event) -> None:
@@ -126,6 +146,7 @@ class Console:
     def _evaluated(self, line: Mapping[str, Any]) -> None:
         bpb = "" if line["val_bpb"] is None else f", {line['val_bpb']:.4f} bits a byte"
         log.info("step %d: validation loss %.4f%s", line["step"], line["val_loss"], bpb)
+        self._bpb = "" if line["val_bpb"] is None else f"{line['val_bpb']:.3f} bits/byte"
 
     def _on_quarantine(self, event: Event) -> None:
         names = ", ".join(event["names"])

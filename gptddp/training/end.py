@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gptddp import live
 from gptddp.distributed.connect import World
 from gptddp.run.lines import RETRY_S
 from gptddp.run.progress import Progress
@@ -120,6 +121,7 @@ def wait_for_readers(recorder: Recorder | None, world: World, stop: StopFlag) ->
     Together: the first pod that has exited would make the operator delete the others.
     """
     if recorder:
+        live.phase("waiting for Prometheus to read the last numbers")
         recorder.last_numbers()
     while True:
         flags = [recorder is not None and recorder.awaits_readers, stop.asked]

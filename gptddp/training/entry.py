@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 
+from gptddp import live
 from gptddp.advice import advice
 from gptddp.config import Config
 from gptddp.data.dataset import open_dataset
@@ -11,7 +12,7 @@ from gptddp.distributed import environment
 from gptddp.distributed.connect import World, connect
 from gptddp.distributed.lost import is_lost_peer
 from gptddp.distributed.pulse import Listening
-from gptddp.distributed.report import VisibleFormatter, report
+from gptddp.distributed.report import VisibleFormatter, report, shown
 from gptddp.distributed.torch_private import check_torch
 from gptddp.errors import ConfigError, Finished, GptddpError, LifeLost, Stopped, Superseded
 from gptddp.files import patiently
@@ -28,9 +29,14 @@ log = logging.getLogger("gptddp")
 
 def main(train: Callable[[Life], None], args: Sequence[str] | None = None) -> int:
     """Parse, connect, train; the exit code, with one line instead of a traceback for a mistake."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(VisibleFormatter("%(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    with shown() as screen:
+        handler = logging.StreamHandler(screen)
+        handler.setFormatter(VisibleFormatter("%(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
+        return _run(train, args)
+
+
+def _run(train: Callable[[Life], None], args: Sequence[str] | None) -> int:
     stop = StopFlag()
     try:
         config = patiently(lambda: from_args(sys.argv[1:] if args is None else args))
@@ -40,6 +46,7 @@ def main(train: Callable[[Life], None], args: Sequence[str] | None = None) -> in
         check_installed(config.track)
         check_torch()
         listening = Listening(lambda where: stop.hung(where), lambda s: stop.silent(s))
+        live.phase(f"starting the {'process group' if environment.is_launched() else 'device'}")
         with listening, connect(config.device) as world:
             train(begin(config, world, stop))
     except Finished as done:
@@ -76,6 +83,7 @@ def begin(config: Config, world: World, stop: StopFlag) -> Life:
     """
     clock = PhaseClock()  # gives every second from here on to one phase
     # Damage is refused before anything is written, or below, where the run's on_bad is known.
+    live.phase("opening the dataset")
     dataset = patiently(lambda: open_dataset(config.data, config.on_bad or "quarantine"))
     tokenizer = patiently(dataset.tokenizer)
     if first_world(world):

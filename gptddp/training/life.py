@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gptddp import live
 from gptddp.budget import BUDGETS, used_up
 from gptddp.checkpoint.load import SavedState, copy_into
 from gptddp.data.dataset import Dataset
@@ -87,7 +88,9 @@ class Life(LifeParts):
         try:
             with self._guard.around():
                 if not self.step:  # a mistake is told at once; a recovery must not wait for them
+                    live.phase("reading the validation data")
                     _ = self.rows.validation
+                live.phase("building the model")
                 yield
         finally:
             self.rows.close()
@@ -152,6 +155,8 @@ class Life(LifeParts):
         decided = self.origin.quarantine.get(self.step, ())
         batch = quarantine.next_batch(self.rows.loader, self.config.on_bad, decided)
         redo = self.step < self.origin.step + self.origin.redo
+        if self.step == self.origin.step:
+            live.phase("the first step")
         self.clock.enter("warmup" if self.step == self.origin.step else "redo" if redo else "step")
         self._began_step = time.monotonic()
         return batch
@@ -247,6 +252,7 @@ class Life(LifeParts):
 
     def evaluate(self) -> None:
         """All ranks: evaluate the last step. Where a stop cuts it off, who goes on does it."""
+        live.phase("evaluating")
         self.clock.enter("eval")
         c = self.config
         model = self.net, self.rows.validation, self.tokenizer
@@ -318,6 +324,7 @@ class Life(LifeParts):
 
     def end(self) -> None:
         """All ranks wait for the last state to be on disk. Raises Stopped for a stop, OSError."""
+        live.phase("saving the last checkpoint")
         self.check_replicas()  # all ranks
         self.stalls.over = True
         self.worlds.wait_for_books()  # all ranks

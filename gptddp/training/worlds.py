@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from gptddp import live
 from gptddp.distributed import pulse
 from gptddp.distributed.connect import FIRST_TIMEOUT_S
 from gptddp.distributed.lost import is_lost_peer, said
@@ -108,6 +109,7 @@ class Worlds:
     def _form(self) -> None:
         """The newest view as the world. Raises LostPeer where a member of it is lost."""
         self._noticed = self._noticed or time.monotonic()
+        live.phase("forming another world")
         self._life.clock.enter("other")
         pulse.allow(FIRST_TIMEOUT_S)
         if not self._life.live.is_whole and self._world.members:
@@ -259,6 +261,7 @@ class Worlds:
         """All ranks: as long as the world is too small, have the state saved, and train nothing."""
         life, within_s = self._life, 0.0
         if self.is_small:
+            live.phase("waiting for more pods")
             life.check_replicas()  # all ranks
         while self.is_small and not self.ends and not life.cause:
             life.clock.enter("other")

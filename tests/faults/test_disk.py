@@ -122,7 +122,7 @@ def test_training_goes_on_while_the_disk_hangs_or_is_slow(trained, check, caplog
     told = [text for text in re.findall(r"STORAGE: (.*)", caplog.text) if "works" not in text]
     assert re.search(r"\d+ s; training goes on", told[0])
     assert dict(disk.seen)[39] == 1 and dict(disk.seen)[75] == 0
-    said = dict(re.findall(r"step (\d+)/140 .* left(.*)", caplog.text))
+    said = dict(re.findall(r"step (\d+)/140 .*  ETA [\d:]+(.*)", caplog.text))
     assert "storage fails" in said["40"] and "storage fails" not in said["10"] + said["70"]
     times = [line["time"] for line in history(run) if 80 < line["step"] <= 125]
     written = [(save["time"] - save["write_s"], save["time"]) for save in saves]

@@ -12,6 +12,7 @@ from support.rank_0_lines import of_a_life
 from gptddp.errors import ConfigError, DataError
 from gptddp.k8s.local import run
 from gptddp.k8s.local.screen import Progress
+from gptddp.k8s.observe.world import NEVER
 from gptddp.k8s.render import manifest, spec
 
 # -- what the user sees ------------------------------------------------------------------------
@@ -46,28 +47,45 @@ def test_a_closed_output_does_not_end_the_job(start, tmp_path):
 def test_the_line_has_the_newest_step_and_the_numbers_of_rank_0s_log(tmp_path):
     """The step is that of the newest generation's last whole line; all else is what rank 0 says."""
     log = tmp_path / "job-worker-0.log"
-    progress = Progress([log], str(tmp_path))
-    assert progress.line("pods 1/2") == "pods 1/2"
+    progress, up = Progress([log], str(tmp_path)), {"worker-0": 1.0, "worker-1": 2.0}
+    assert progress.parts(up | {"worker-1": NEVER}) == ["pods 1/2"]
+    log.write_text("[0.3 s] opening the dataset\n")
+    assert progress.parts(up) == ["opening the dataset", "pods 2/2"]
     (tmp_path / "log.9.jsonl").write_text('{"step": 121, "loss": 1.0}\n')
     newest = tmp_path / "log.10.jsonl"
     newest.write_text('{"step": 1, "loss": 3.0, "tok_s": 45210.3}\n{"step": 10, "lo')
-    assert progress.line("pods 2/2") == "step 1  loss 3.0000  45.2 k tok/s  pods 2/2"
-    log.write_text("\n".join(of_a_life()) + "\n")
+    log.write_text("")
+    assert progress.parts(up) == ["step 1", "loss 3.0000", "pods 2/2", "45.2 k tok/s"]
+    log.write_text("\n".join(of_a_life()[:-1]) + "\n")
     for step, loss in ((2, 2.0), (3, 1.0), (121, None)):
         newest.write_text(json.dumps({"step": step, "loss": loss}) + "\n")
-        shown = progress.line("pods 2/2", 8)
+        shown = "  ".join(progress.parts(up))
         at = f"loss {loss:.4f}  " if loss else ""
-        assert shown.startswith(f"step {step}/400  {at}")
-    assert "█" not in shown and "44.0 k tok/s  ETA 4 min 40 s  pods 2/2  goodput 97.4 %" in shown
-    assert "slow rank 3 (demo-worker-3) 2.1 times the median  stalled" in shown
-    newest.write_text('{"step": 1, "loss": 0.5}\n')
-    assert progress.line("pods 2/2", 8).startswith("step 1/400  loss 0.5000  44.0 k tok/s")
-    newest.write_text('{"step": 2, "loss": 0.25}\n')
-    assert progress.line("pods 2/2", 8).startswith("step 2/400  loss 0.2500  █▁  44.0 k tok/s")
+        assert shown.startswith(f"step {step}/400  {at}ETA 4 min 40 s  pods 2/2  44.0 k tok/s")
+    assert "slow rank 3 (demo-worker-3) 2.1 times the median  last fault" in shown
     other = tmp_path / "job-worker-1.log"  # rank 0 moves to it
     other.write_text("step 130/400  loss 2.0  lr 1.00e-03  9.0 k tok/s  1 rank  ETA 30 s\n")
-    shown = Progress([log, other], str(tmp_path)).line("pods 1/2")
-    assert shown == "step 2/400  loss 0.2500  9.0 k tok/s  ETA 30 s  pods 1/2"
+    shown = Progress([log, other], str(tmp_path)).parts(up)
+    assert shown == ["step 121/400", "ETA 30 s", "pods 2/2", "9.0 k tok/s"]
+
+
+def test_a_pod_that_is_lost_comes_first_and_a_speed_of_before_is_not_shown(tmp_path):
+    """Until its ranks do steps again: it is down, or it is up and has done no step yet."""
+    log = tmp_path / "log.1.jsonl"
+    progress = Progress([tmp_path / "none"], str(tmp_path))
+
+    def shown(world_size: int, at: float, **begun: float) -> list[str]:
+        line = {"step": 9, "loss": 2.0, "tok_s": 5e3, "world_size": world_size, "time": at}
+        log.write_text(json.dumps(line) + "\n")
+        return progress.parts({"w0": 10.0, "w1": 11.0} | begun)
+
+    assert shown(3, 20.0, w2=12.0) == ["step 9", "loss 2.0000", "pods 3/3", "5.0 k tok/s"]
+    lost = ["2 of 3: w2 is being replaced", "step 9", "loss 2.0000", "pods 2/3"]
+    assert shown(3, 20.0, w2=NEVER) == lost
+    assert shown(2, 22.0, w2=NEVER) == [*lost, "5.0 k tok/s"]
+    assert shown(3, 20.0, w2=21.0)[0] == shown(2, 30.0, w2=21.0)[0] == lost[0]
+    assert shown(3, 31.0, w2=21.0)[0] == "step 9"
+    assert shown(3, 9.0, w2=12.0) == ["step 9", "loss 2.0000", "pods 3/3"]  # of a life before
 
 
 # -- refusals ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -68,6 +69,12 @@ def test_status_and_list_show_a_job_on_this_machine(here, k8s, tmp_path):
     assert shown["pods"][1]["status"].startswith("Error 137 (SIGKILL")  # as of a cluster
     assert shown["causes"][0]["id"] == "crash" and "137 (SIGKILL" in shown["causes"][0]["text"]
     assert k8s("list").stdout.splitlines()[1].split()[:3] == ["job", "Running", "1/2"]
+    newest = {"step": 130, "loss": 1.5, "tok_s": 9e3, "world_size": 2, "time": time.time() - 50}
+    (tmp_path / "runs/job").mkdir(parents=True)
+    (tmp_path / "runs/job/log.1.jsonl").write_text(json.dumps(newest) + "\n")
+    shown = k8s("status", "job").stdout
+    assert re.search("state: +Running on 1 of 2: job-worker-1 is being replaced\n", shown)
+    assert re.search(r"step: +130/400  loss 1.5000\n", shown)  # its speed is of two ranks
     named = f"gptddp-k8s logs -f job --local --local-dir {tmp_path}/local"
     assert f"next: {named}\n" in k8s("status", "job").stderr
     result = k8s("status", "jb")

@@ -56,7 +56,8 @@ def test_a_hole_in_the_log_is_told(tmp_path, written):
 
 @pytest.mark.parametrize("state", ["running", "stopped", "failed", "lost"])
 def test_the_state_is_what_the_files_say(tmp_path, written, state):
-    """A held lease: running; a signal: stopped; an error of its own: failed; else it is lost."""
+    """A held lease: running, for a while yet; a signal: stopped; an error of its own: failed; else
+    it is lost."""
     *events, stop = (written / "ledger.jsonl").read_text().splitlines()
     if state == "stopped":
         events.append(json.dumps(json.loads(stop) | {"cause": "stopped"}))
@@ -68,7 +69,7 @@ def test_the_state_is_what_the_files_say(tmp_path, written, state):
         record = {"error": "ValueError: odd", "rank": 0, "pod": "p-0", "time": 1.0}
         (written / "faults/60.3.0.json").write_text(json.dumps(record | {"traceback": "Trace"}))
     page = draw(written, out=tmp_path / "report.html")
-    assert f">{state}<" in verdict(page)
+    assert f">{state}<" in verdict(page) and ("ETA" in Text(page).text) == (state == "running")
     assert ("rank 0 (p-0): ValueError: odd" in verdict(page)) == (state == "failed")
 
 

@@ -2,24 +2,28 @@
 
 import contextlib
 import json
-import os
-import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from io import StringIO
 from types import FrameType
-from typing import NoReturn
+from typing import IO, NoReturn, cast
+
+from rich.console import Console
+from rich.live import Live
 
 from gptddp.k8s import exit_codes
 from gptddp.k8s.cli.command import note
 from gptddp.k8s.cluster import Cluster
-from gptddp.k8s.observe import frame, rank_0_log, status, why
+from gptddp.k8s.exit_codes import ClusterError
+from gptddp.k8s.objects import Object, is_ready, started
+from gptddp.k8s.observe import facts, frame, rank_0_log, status, why
 from gptddp.k8s.observe.watcher import of_job
+from gptddp.live import HZ, Patient
 
-_RESIZE_S = 0.1  # between two looks at the size of the terminal
-_BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, no cursor; and back
-_HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+_POLL_S = 0.5  # between two looks at the pods alone: one that is lost is shown at once
+_WIDE = 1000  # columns, where nothing is cut
 _CODES = {why.SUCCEEDED: exit_codes.SUCCEEDED, why.FAILED: exit_codes.FAILED}
 
 
@@ -28,19 +32,17 @@ def watch(cluster: Cluster, name: str, every_s: float) -> int:
 
     Where stdout is no terminal it is shown once.
     """
-    live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    view = _View(cluster, name, live)
+    view = _View(cluster, name)
     if not view.look():
         raise cluster.not_found(name)
-    if not live:
+    if not view.draws:
         view.leave()
         note("stdout is no live terminal, so this was one look: -o json goes on with a line a look")
         return exit_codes.SUCCEEDED
     there = True
     try:
-        with _screen():
+        with _ended_by_signals(), view.drawn():
             while there and view.state not in why.FINAL:
-                view.draw()
                 view.wait(every_s)
                 there = view.look()
     except KeyboardInterrupt:
@@ -57,7 +59,7 @@ def stream(cluster: Cluster, name: str, every_s: float) -> int:
         raise cluster.not_found(name)
     while found:
         shown = status.describe(rank_0_log.with_log(cluster, found))
-        _write(json.dumps(shown) + "\n")
+        print(json.dumps(shown), flush=True)
         if shown["state"] in _CODES:
             return _CODES[shown["state"]]
         time.sleep(every_s)
@@ -68,21 +70,21 @@ def stream(cluster: Cluster, name: str, every_s: float) -> int:
 class _View:
     """What is known of the job, and the terminal that shows it."""
 
-    def __init__(self, cluster: Cluster, name: str, live: bool) -> None:
+    def __init__(self, cluster: Cluster, name: str) -> None:
         self.state = ""
-        self._cluster, self._live, self._note = cluster, live, ""
+        self._cluster, self._note = cluster, ""
         self._watcher = of_job(cluster, name, self._say)
-        self._losses = rank_0_log.Losses()
-        self._history: list[float] = []
-        self._drawn = shutil.get_terminal_size()
+        stream = Patient(sys.stdout)
+        self.draws = stream.draws
+        file = cast(IO[str], stream)
+        self._console = Console(file=file, force_terminal=self.draws, highlight=False)
 
     def look(self) -> bool:
         """Ask the cluster once more, and wait for one that is away; False: there is no such job."""
         if (found := self._watcher.poll()) is None:
             return False
+        self._pods, self._job = _seen(found.pods), found.job
         found = rank_0_log.with_log(self._cluster, found)
-        logged = rank_0_log.progress(line for _, line in found.log or ())
-        self._history = self._losses.add(logged["losses"])
         self._note, self._shown = "", status.describe(found)
         self.state = self._shown["state"]
         return True
@@ -90,59 +92,52 @@ class _View:
     def _say(self, text: str) -> None:
         """That the API server does not answer: what is shown is old."""
         self._note = text
-        if self._live and self.state:
-            self.draw()
 
-    def _lines(self, width: int, height: int = 0) -> list[str]:
-        """`width`: 0 where nothing is cut."""
-        return frame.frame(
-            self._shown,
-            self._history,
-            width=width or 1000,
-            height=height,
-            colours=bool(width) and not os.environ.get("NO_COLOR"),
-            unicode=rank_0_log.has_blocks(sys.stdout),
-            note=self._note,
+    def drawn(self) -> Live:
+        """While it lasts, the other screen of the terminal shows the newest look."""
+        return Live(
+            console=self._console,
+            screen=True,
+            refresh_per_second=HZ,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            get_renderable=lambda: frame.frame(
+                self._console, self._shown, self._console.height, self._note
+            ),
         )
 
-    def draw(self) -> None:
-        """Fill the screen, whatever its size is now."""
-        size = self._drawn = shutil.get_terminal_size()
-        lines = self._lines(max(1, size.columns), max(1, size.lines - 1))
-        _write(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in lines) + _REST)
-
     def leave(self) -> None:
-        """What was seen last stays on the terminal."""
-        _write("\n".join(self._lines(0)) + "\n")
+        """What was seen last stays on the terminal, as lines that are as long as they are."""
+        lines = Console(file=StringIO(), width=_WIDE)
+        lines.print(frame.frame(lines, self._shown, note=self._note))
+        for line in cast(StringIO, lines.file).getvalue().splitlines():
+            self._console.out(line.rstrip(), highlight=False)
 
     def wait(self, seconds: float) -> None:
-        """Until the next look is due; a terminal of another size is drawn at once."""
+        """Until the next look is due, or a pod is not what it was."""
         end = time.monotonic() + seconds
         while (left_s := end - time.monotonic()) > 0:
-            time.sleep(min(_RESIZE_S, left_s))
-            if self._drawn != shutil.get_terminal_size():
-                self.draw()
+            time.sleep(min(_POLL_S, left_s))
+            with contextlib.suppress(ClusterError):  # the next look says so
+                if _seen(facts.pods_of(self._cluster, self._job)) != self._pods:
+                    return
+
+
+def _seen(pods: Iterable[Object]) -> list[tuple[str, bool, float]]:
+    """What changes of pods when one is lost or replaced."""
+    return [(pod["metadata"]["name"], is_ready(pod), started(pod)) for pod in pods]
 
 
 @contextlib.contextmanager
-def _screen() -> Iterator[None]:
-    """The terminal's other screen; the own one is back however this ends."""
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP as an exception, so that the terminal is left as it was."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
     old = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    _write(_BEGIN)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # the terminal is gone
-            _write(_END)
         for number, handler in old.items():
             signal.signal(number, handler)
-
-
-def _write(text: str) -> None:
-    encoding = sys.stdout.encoding or "ascii"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-    sys.stdout.flush()

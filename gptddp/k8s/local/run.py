@@ -96,6 +96,7 @@ def run(
             tag = f"{folder}#{uuid.uuid4().hex}/"
             sessions = stack.enter_context(_reaper(tag, (lock, addresses.fileno()), temporary))
             runner = Runner(job, folder, plans, tag, verbose)
+            stack.callback(runner.screen.close)
         return runner.run(sessions, interrupts)
 
 

@@ -19,6 +19,7 @@ from gptddp.k8s.local.controller import Controller
 from gptddp.k8s.local.paths import relative_path
 from gptddp.k8s.local.screen import Progress, Screen
 from gptddp.k8s.objects import Object
+from gptddp.k8s.observe.world import NEVER
 from gptddp.k8s.render import manifest
 
 TICK_S = 0.2  # between two reads of the logs and the clock; an ended pod is noticed at once
@@ -71,7 +72,9 @@ class Runner:
         ]
         for pod in self.pods if verbose else []:
             self.screen.follow(f"worker-{pod.plan.index}", pod.log)
-        self.progress = Progress([pod.log for pod in self.pods], self.run_dir)
+        per_pod = str(job["spec"].get("nprocPerNode") or 1)
+        ranks = int(per_pod) if per_pod.isdigit() else 1
+        self.progress = Progress([pod.log for pod in self.pods], self.run_dir, ranks)
         self.status_text = ""
         self.sessions: list[int] = []
         self.started = pods.utc_now()
@@ -90,7 +93,7 @@ class Runner:
             self._tell_sessions(reaper)
             self.screen.logs()
             if self.screen.due(now):
-                self.screen.progress(self._line(), now)
+                self.screen.progress(self._parts(), now)
             self._write_status()
             self._wait(now)
         for pod in self.pods:
@@ -120,9 +123,12 @@ class Runner:
         if interrupts.kill:
             self.controller.kill()
 
-    def _line(self) -> str:
-        up = sum(pod.alive for pod in self.pods)
-        return self.progress.line(f"pods {up}/{len(self.pods)}", self.screen.spark)
+    def _parts(self) -> list[str]:
+        boot = time.time() - time.monotonic()
+        since = [boot + pod.started if pod.alive else NEVER for pod in self.pods]
+        begun = {f"worker-{pod.plan.index}": it for pod, it in zip(self.pods, since, strict=True)}
+        job = self.controller
+        return self.progress.parts(begun, goes_on=not (job.stopping or job.conditions.final))
 
     def _event(self, text: str) -> None:
         self.screen.event(text)
@@ -151,8 +157,8 @@ class Runner:
         if not controller.conditions.final:
             controller.suspended()
         self._write_status()
-        screen.progress(self._line(), 0.0, force=True)
         screen.close()
+        screen.progress(self._parts(), 0.0)
         if controller.conditions.has("Failed"):
             screen.event(f"failed after {units.duration(round(elapsed_s))}: {controller.failure}")
             screen.event(f"the whole log: {relative_path(str(controller.failed_log))}")

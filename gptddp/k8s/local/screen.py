@@ -1,66 +1,65 @@
-"""What the user of a local job sees: events, one progress line, the pods' logs on request."""
+"""What the user of a local job sees: events, how far it is, the pods' logs on request."""
 
 import contextlib
 import json
 import os
-import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from gptddp import units
+from gptddp import live, units
 from gptddp.errors import visible
 from gptddp.k8s.observe.rank_0_log import (
-    Losses,
-    has_blocks,
     of_rank_0,
     progress,
     rows,
-    sparkline,
 )
+from gptddp.k8s.observe.world import NEVER, World, of_pods
 
 _TAIL_BYTES = 16 << 10
-_SPARK = 16  # characters
+_OF_STEP = ("step", "loss", "tok_s", "world_size", "time")
 TERMINAL_EVERY_S, PLAIN_EVERY_S = 0.5, 10.0
 
 
 class Progress:
     """How far the training is, by the log of rank 0's pod and the newest step of the run."""
 
-    def __init__(self, logs: Sequence[Path], run_dir: str | None) -> None:
-        """`logs`: of all pods, as any may have rank 0."""
-        self._logs, self._run_dir = logs, run_dir
-        self._losses = Losses()
+    def __init__(self, logs: Sequence[Path], run_dir: str | None, per_pod: int = 1) -> None:
+        """`logs`: of all pods, as any may have rank 0; `per_pod`: ranks."""
+        self._logs, self._run_dir, self._per_pod = logs, run_dir, per_pod
 
-    def line(self, pods: str, spark: int = 0) -> str:
-        """`step 120/400  loss 3.2140  45.2 k tok/s  ETA 1 min 23 s  pods 4/4`; `pods` before the
-        first step.
+    def parts(self, begun: Mapping[str, float], goes_on: bool = True) -> list[str]:
+        """The most important first: `step 120/400`, `loss 3.2140`, `ETA 1 min 23 s`, `pods 4/4`...
 
-        spark: so many characters show the losses so far.
+        begun: when the pods were started, as for `world.of_pods`. goes_on: they are not to end.
         """
         logs = [[(None, line) for line in end_of(log, _TAIL_BYTES)] for log in self._logs]
         found = progress(line for _, line in of_rank_0(logs))
-        done = (found["progress"] or {}) | (newest(Path(self._run_dir)) if self._run_dir else {})
+        last = newest(Path(self._run_dir)) if self._run_dir else {}
+        by_newest = last.get("world_size") or 0, last.get("time") or 0.0
+        now = of_pods(begun, self._per_pod, *by_newest) if goes_on else World(0, is_stale=True)
+        pods = f"pods {sum(it != NEVER for it in begun.values())}/{len(begun)}"
+        done = (found["progress"] or {}) | last
         if not isinstance(done.get("step"), int):
-            return pods
+            return [it for it in (found["phase"], pods) if it]
+        parts = [it for it in (now.sentence, found["phase"]) if it]
         end = f"/{done['steps']}" if done.get("steps", 0) >= done["step"] else ""
-        parts = [f"step {done['step']}{end}"]
+        parts.append(f"step {done['step']}{end}")
         if (loss := done.get("loss")) is not None:
             parts.append(f"loss {units.loss(loss)}")
-            losses = self._losses.add({done["step"]: loss})
-            if spark and len(losses) > 1:
-                parts.append(sparkline(losses, spark))
-        if done.get("tok_s") is not None:
-            parts.append(f"{units.amount(done['tok_s'])} tok/s")
-        if done.get("left_s") is not None:
+        is_present = not (now.is_stale or found["stall"])
+        if is_present and done.get("left_s") is not None:
             parts.append(f"ETA {units.duration(done['left_s'])}")
-        per_pod = [f"{name} {text}" for name, text in rows(found).items() if text]
-        return visible("  ".join([*parts, pods, *per_pod]))
+        parts.append(pods)
+        if is_present and done.get("tok_s") is not None:
+            parts.append(f"{units.amount(done['tok_s'])} tok/s")
+        parts += [f"{name} {text}" for name, text in rows(found | {"phase": ""}).items() if text]
+        return list(map(visible, parts))
 
 
 def newest(run: Path) -> dict[str, Any]:
-    """Step, loss and speed of the last whole line of a run's log, where it has them.
+    """Step, loss, speed, ranks and time of the last whole line of a run's log, where it has them.
 
     That is the end of `log.<generation>.jsonl` of the highest generation. Every step has a line
     there; the readable lines of a pod's log are `log_every` steps apart.
@@ -70,7 +69,7 @@ def newest(run: Path) -> dict[str, Any]:
     for generation in sorted(logs, reverse=True):
         with contextlib.suppress(ValueError, IndexError, TypeError):
             entry = json.loads(end_of(logs[generation], 4096, whole=True)[-1])
-            found = {key: entry[key] for key in ("step", "loss", "tok_s") if key in entry}
+            found = {key: entry.get(key) for key in _OF_STEP if key in entry}
             return {k: it for k, it in found.items() if it is None or isinstance(it, int | float)}
     return {}
 
@@ -110,18 +109,14 @@ class Screen:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.out, self.err = sys.stdout, sys.stderr
-        self.terminal = self.err.isatty()
-        self.spark = _SPARK if self.terminal and has_blocks(self.err) else 0
-        self._line = ""
+        self._screen, self._out = live.Screen(), live.Patient(sys.stdout)
+        self._shown: list[str] = []
         self._next = 0.0
         self._logs: dict[str, GrowingLog] = {}
 
     def event(self, text: str) -> None:
         """One line that stays."""
-        self._clear()
-        self._write(self.err, f"[{self.name}] {text}\n")
-        self._draw()
+        self._screen.write(f"[{self.name}] {text}\n")
 
     def follow(self, prefix: str, log: Path) -> None:
         """Show what a pod writes from now on."""
@@ -131,46 +126,22 @@ class Screen:
         """Print the new whole lines of the followed logs; with `rest` also a last, open one."""
         for prefix, log in self._logs.items():
             if lines := log.lines(rest=rest):
-                self._clear()
-                self._write(self.out, "".join(f"[{prefix}] {line}\n" for line in lines))
-                self._draw()
+                out = self._screen if self._screen.draws and self._out.draws else self._out
+                out.write("".join(f"[{prefix}] {line}\n" for line in lines))
 
-    def progress(self, text: str, now: float, *, force: bool = False) -> None:
-        """The line that is replaced on a terminal, and written every ten seconds elsewhere."""
-        if not force and now < self._next:
-            return
-        self._next = now + (TERMINAL_EVERY_S if self.terminal else PLAIN_EVERY_S)
-        if self.terminal:
-            self._clear()
-            self._line = text
-            self._draw()
-        elif text != self._line:
-            self._line = text
-            self._write(self.err, f"[{self.name}] {text}\n")
+    def progress(self, parts: list[str], now: float) -> None:
+        """The line that is drawn on a terminal, and written where it is new elsewhere."""
+        self._next = now + (TERMINAL_EVERY_S if self._screen.draws else PLAIN_EVERY_S)
+        if self._screen.draws:
+            self._screen.show(parts)
+        elif parts != self._shown:
+            self._shown = parts
+            self.event("  ".join(parts))
 
     def due(self, now: float) -> bool:
         """Is it time for `progress`?"""
         return now >= self._next
 
     def close(self) -> None:
-        """Leave the cursor at the start of a line."""
-        self._clear()
-        self._line = ""
-
-    def _clear(self) -> None:
-        if self.terminal and self._line:
-            self._write(self.err, "\r\x1b[K")
-
-    def _draw(self) -> None:
-        if self.terminal and self._line:
-            width = shutil.get_terminal_size().columns - 1
-            self._write(self.err, self._line[:width])
-
-    @staticmethod
-    def _write(stream: IO[str], text: str) -> None:
-        try:
-            stream.write(text)
-            stream.flush()
-        except (OSError, ValueError):  # the reader is gone; the job goes on, and so does exit
-            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as null:
-                os.dup2(null.fileno(), stream.fileno())
+        """Leave the terminal with the lines that stay."""
+        self._screen.close()

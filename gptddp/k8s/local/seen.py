@@ -15,7 +15,7 @@ from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.exit_codes import ClusterError, NotFoundError
 from gptddp.k8s.local import locks
 from gptddp.k8s.local.paths import options_for, relative_path
-from gptddp.k8s.local.screen import end_of
+from gptddp.k8s.local.screen import end_of, newest
 from gptddp.k8s.objects import Object, holds
 from gptddp.k8s.observe import why
 from gptddp.k8s.observe.pod_log import CONTAINER
@@ -73,6 +73,8 @@ class LocalJobs(Cluster):
         try:
             job: Object = yaml.safe_load((folder / "manifest.yaml").read_text("utf-8"))
             job["status"] = {"conditions": status.get("conditions") or [], "local": True}
+            if run := status.get("run"):
+                job["status"]["newest"] = newest(Path(run))
             meta = {"creationTimestamp": status.get("startTime"), "uid": name}
             job["metadata"] |= {**meta, "namespace": self.namespace}
         except (FileNotFoundError, NotADirectoryError):

@@ -88,9 +88,7 @@ def no_step(facts: Facts) -> Iterator[Cause]:
     running = seconds((condition(facts.job, "Running") or {}).get("lastTransitionTime"))
     if facts.log is None or not running or not _is_ours(facts):
         return
-    steps = [
-        at.timestamp() for at, line in facts.log if at and rank_0_log.progress([line])["progress"]
-    ]
+    steps = rank_0_log.step_times(facts.log)
     gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
     quiet_s = facts.now - max(running, rank_0_log.newest(facts.log)[0])  # or rank 0 is a new one
     if quiet_s < max(NO_STEP_S, 10 * max(gaps, default=0.0)):

@@ -5,11 +5,11 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
-from typing import IO, Any
+from typing import Any
 
 from gptddp import units
 from gptddp.k8s.cluster import Cluster
@@ -23,7 +23,6 @@ Log = Sequence[tuple[datetime | None, str]]  # lines with their times
 TAIL = 200  # lines of a log that are searched for the newest step
 _AT_ONCE = 16  # pods whose logs are asked for
 _NEW_S = 60.0  # a line's age at which its pod surely has rank 0
-MOST_LOSSES = 10_000
 _STEP = re.compile(
     r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?"
     r"  (?P<speed>[\d.]+ ?[kMBT]?) tok/s(?:  (?P<ranks>\d+) ranks?)?"
@@ -31,6 +30,9 @@ _STEP = re.compile(
     r"(?:  goodput (?:< )?(?P<goodput>[\d.]+) %)?(?P<storage>  storage fails)?"
     r"(?:  slow: (?P<slow>.*))?"
 )
+_WORLD = re.compile(r"^step \d+: .*; (?P<ranks>\d+) ranks? go on after ")
+_PHASE = re.compile(r"^\[\d+\.\d s\] (.*)")  # of gptddp/live.py
+_BPB = re.compile(r"^step \d+: validation loss .*, ([\d.]+) bits a byte")
 _LIFE = re.compile(r"^life \d+: from .*, step (?P<step>\d+)")
 _SLOW = re.compile(r"(rank \d+(?: \([^)]*\))?) (\d+\.\d)x")
 _SAVED = re.compile(r"checkpoint (step-\S+) is saved|^life \d+: from (step-[^,\s]+)")
@@ -91,23 +93,21 @@ def newest(log: Log) -> tuple[float, int]:
 def progress(logged: Iterable[str]) -> dict[str, Any]:
     """The newest of each in these lines, None for what they do not have.
 
-    `progress`: step, steps, loss, tok_s, left_s, goodput (0 to 1) and slow ranks with the ratio to
-    the median. `checkpoint`: the newest, where it is named. `storage`: what fails in it. `stall`: a
-    step that does not move. `fault`: how the last life ended that could not say so itself.
-    `losses`: by step.
+    `progress`: step, steps, loss, tok_s, left_s, ranks, goodput (0 to 1), and slow ranks with the
+    ratio to the median. `checkpoint`: the newest, where it is named. `storage`: what fails in it.
+    `stall`: a step that does not move. `fault`: how the last life ended that could not say so
+    itself. `phase`: what it does beside steps. `bits_per_byte`: of the last evaluation.
     """
-    names = ("progress", "checkpoint", "storage", "stall", "fault")
+    names = ("progress", "checkpoint", "storage", "stall", "fault", "phase", "bits_per_byte")
     found: dict[str, Any] = dict.fromkeys(names)
-    losses: dict[int, float] = {}
     slow: dict[str, float] = {}  # by name, as a step's line comes every `log_every` steps only
     for line in logged:
         if step := _STEP.search(line):
             found |= {"progress": (done := _step(step)), "stall": None, "checkpoint": None}
+            found["phase"] = None
             slow = {it["name"]: it["ratio"] for it in done["slow"]}
             if step["storage"]:
                 found["storage"] = found["storage"] or "it fails: the pod's log says how"
-            if done["loss"] is not None:
-                losses[done["step"]] = done["loss"]
         elif named := _NAMED.match(line):
             slow.pop(named["name"], None)
             if named["ratio"]:
@@ -122,6 +122,10 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
             found["fault"] = {"life": None, "step": int(lost[1]), "cause": f"lost {lost[2]}"}
         elif storage := _STORAGE.match(line):
             found["storage"] = storage["trouble"]
+        elif phase := _PHASE.match(line):
+            found["phase"] = phase[1]
+        elif bpb := _BPB.match(line):
+            found |= {"phase": None, "bits_per_byte": float(bpb[1])}
         elif saved := _SAVED.search(line):
             found["checkpoint"] = saved[1] or saved[2]
         if _MOVED.match(line):
@@ -130,7 +134,20 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
             slow, found["storage"] = {}, None
     if found["progress"]:
         found["progress"]["slow"] = [{"name": it, "ratio": slow[it]} for it in slow]
-    return {**found, "losses": losses}
+    return found
+
+
+def world(log: Log) -> tuple[int, float]:
+    """How many ranks train by the newest line that says so, and its time; 0 where not known."""
+    for at, line in reversed(log):
+        if (found := _STEP.search(line) or _WORLD.match(line)) and found["ranks"]:
+            return int(found["ranks"]), at.timestamp() if at else 0.0
+    return 0, 0.0
+
+
+def step_times(log: Log) -> list[float]:
+    """When the lines of steps came, in unix seconds."""
+    return [at.timestamp() for at, line in log if at and _STEP.search(line)]
 
 
 def ranks(line: str) -> int | None:
@@ -148,6 +165,7 @@ def _step(found: re.Match[str]) -> dict[str, Any]:
         "loss": float(loss) if re.fullmatch(r"\d+(\.\d+)?", loss) else None,
         "tok_s": units.number(found["speed"]),
         "left_s": None if eta is None else units.seconds(eta),
+        "ranks": int(found["ranks"]) if found["ranks"] else None,
         "goodput": None if goodput is None else round(float(goodput) / 100, 3),
         "slow": [{"name": name, "ratio": float(ratio)} for name, ratio in slow],
     }
@@ -156,7 +174,9 @@ def _step(found: re.Match[str]) -> dict[str, Any]:
 def rows(found: dict[str, Any]) -> dict[str, str]:
     """The same for a reader: a name and a text for each that there is."""
     done, stall, fault = found["progress"] or {}, found["stall"], found["fault"]
-    shown = {"goodput": "", "storage": found["storage"] or "", "slow": "", "stalled": ""}
+    bpb = found["bits_per_byte"]
+    shown = {"bits/byte": "" if bpb is None else f"{bpb:.3f}", "now": found["phase"] or ""}
+    shown |= {"goodput": "", "storage": found["storage"] or "", "slow": "", "stalled": ""}
     shown["last fault"] = ""
     if stall:
         shown["stalled"] = f"step {stall['step']}, {stall['seconds']} s: {stall['text']}"
@@ -168,46 +188,3 @@ def rows(found: dict[str, Any]) -> dict[str, str]:
         life = f"life {fault['life']}, " if fault["life"] else ""
         shown["last fault"] = f"{life}after step {fault['step']}: {fault['cause']}"
     return shown
-
-
-class Losses:
-    """Those of all looks at a log so far, by step."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, float] = {}
-
-    def add(self, found: Mapping[int, float]) -> list[float]:
-        """What one more look has found; all of them, in order. Steps may be done again."""
-        if found:
-            newest = max(found)
-            self._known = {step: it for step, it in self._known.items() if step <= newest}
-        self._known |= found
-        kept = sorted(self._known)[-MOST_LOSSES:]
-        self._known = {step: self._known[step] for step in kept}
-        return list(self._known.values())
-
-
-_BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
-
-
-def has_blocks(stream: IO[str]) -> bool:
-    """Can a stream show the blocks of a sparkline?"""
-    with contextlib.suppress(UnicodeError, LookupError):
-        return bool(_BLOCKS.encode(getattr(stream, "encoding", None) or "ascii"))
-    return False
-
-
-def sparkline(losses: Iterable[float], width: int, unicode: bool = True) -> str:
-    """The values in at most `width` characters, each the mean of as many; the newest is the last.
-
-    Where the encoding of a terminal has no blocks, of ASCII.
-    """
-    values, marks = list(losses), _BLOCKS if unicode else _ASCII
-    if not values or width < 1:
-        return ""
-    n = min(width, len(values))
-    parts = [values[i * len(values) // n : (i + 1) * len(values) // n] for i in range(n)]
-    means = [sum(part) / len(part) for part in parts]
-    low, high = min(means), max(means)
-    scale = (len(marks) - 1) / (high - low) if high > low else 0.0
-    return "".join(marks[round((mean - low) * scale)] for mean in means)

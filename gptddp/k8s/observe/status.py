@@ -1,6 +1,7 @@
 """What `status` shows of a job: one dict, and the same as text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from gptddp import units
@@ -15,21 +16,30 @@ from gptddp.k8s.objects import (
     role_and_index,
     wanted_pods,
 )
-from gptddp.k8s.observe import rank_0_log, why
+from gptddp.k8s.observe import rank_0_log, why, world
 from gptddp.k8s.observe.cause import Cause
 from gptddp.k8s.observe.facts import Facts
+
+_QUIET_S = 15.0  # without a step's line, at the least, before its speed is none of now
 
 
 def describe(facts: Facts) -> dict[str, Any]:
     """Everything that `status` shows."""
     found_in_log = rank_0_log.progress(line for _, line in facts.log or ())
-    del found_in_log["losses"]  # of those that the live screen keeps, they are the newest
     job, policy = facts.job, facts.job["spec"].get("elasticPolicy") or {}
-    found = why.causes(facts)
+    found, state = why.causes(facts), why.state(facts.job, facts.queue)
+    goes_on = state in (why.RUNNING, why.RESTARTING)
+    now = world.of_job(facts) if goes_on else world.World(wanted_pods(job))
+    if done := found_in_log["progress"]:
+        newest = (job.get("status") or {}).get("newest") or {}
+        done |= {key: newest[key] for key in ("step", "loss", "tok_s") if key in newest}
+        if not goes_on or now.is_stale or found_in_log["stall"] or _is_quiet(facts):
+            done |= {"tok_s": None, "left_s": None}  # those that it had
     return {
         "name": facts.name,
         "namespace": job["metadata"].get("namespace", ""),
-        "state": why.state(job, facts.queue),
+        "state": state,
+        "world": {**asdict(now), "text": now.sentence},
         "why": found[0].sentence if found else "",
         "causes": [
             {"id": c.id, "text": c.text, "pods": list(c.pods), "command": c.command} for c in found
@@ -47,6 +57,19 @@ def describe(facts: Facts) -> dict[str, Any]:
         "submit": (job["metadata"].get("annotations") or {}).get(SUBMIT_LINE),
         "conditions": (job.get("status") or {}).get("conditions") or [],
     }
+
+
+def _is_quiet(facts: Facts) -> bool:
+    """Is the line of the next step overdue?"""
+    times = rank_0_log.step_times(facts.log or ())
+    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    return bool(gaps) and facts.now - times[-1] > max(_QUIET_S, 3 * max(gaps))
+
+
+def state_line(status: Mapping[str, Any]) -> str:
+    """`Running`, or `Running on 3 of 4: demo-worker-2 is being replaced`."""
+    text = status["world"]["text"]
+    return f"{status['state']} on {text}" if text else str(status["state"])
 
 
 def _pod(pod: Object, now: float) -> dict[str, Any]:
@@ -90,16 +113,16 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
     pods = f"{count['ready']} of {count['desired']} ready"
     if count["min"] and (count["min"], count["max"]) != (count["desired"], count["desired"]):
         pods += f" (goes on with {count['min']} to {count['max']})"
-    done = status["progress"] or {}
+    done = status["progress"]
     rows = {
         "name": status["name"],
         "namespace": status["namespace"],
-        "state": status["state"],
+        "state": state_line(status),
         "why": status["why"],
         "also": "\n".join(_also(status["causes"])),
         "age": units.duration(status["age_s"]),
         "pods": "" if status["state"] in why.FINAL else pods,
-        "step": _step(done) if done else "",
+        "step": step_line(done),
         "rank 0": status["rank_0"] or "",
         **rank_0_log.rows(status),
         "checkpoint": status["checkpoint"] or "",
@@ -111,7 +134,7 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
         for number, line in enumerate(text.splitlines()):
             lines.append(f"{key + ':' if not number else '':{width}}{line}")
     if status["pods"]:
-        lines += ["", *_pods_table(status["pods"], wide)]
+        lines += ["", *pods_table(status["pods"], wide)]
     changes = [
         (c["type"], c["status"], c.get("lastTransitionTime", ""), c.get("message", ""))
         for c in status["conditions"]
@@ -121,7 +144,10 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _pods_table(pods: Sequence[dict[str, Any]], wide: bool) -> list[str]:
+def pods_table(pods: Sequence[dict[str, Any]], wide: bool = False) -> list[str]:
+    """The pods under a line of headings; `wide`: with their addresses."""
+    if not pods:
+        return []
     header = ["POD", "STATUS", "NODE", "RESTARTS", "AGE", *(["IP"] if wide else [])]
     cells = [
         [p["name"], p["status"], p["node"] or "-", str(p["restarts"]), units.duration(p["age_s"])]
@@ -137,9 +163,13 @@ def _also(causes: Sequence[dict[str, Any]]) -> list[str]:
     return rest + ([f"and {len(causes) - 4} more: -o json"] if len(causes) > 4 else [])
 
 
-def _step(done: dict[str, Any]) -> str:
-    speed = f"{units.amount(done['tok_s'])} tok/s"
-    return f"{done['step']}/{done['steps']}  loss {units.loss(done['loss'])}  {speed}"
+def step_line(done: Mapping[str, Any] | None) -> str:
+    """Step and loss, and the present speed and the time left, as far as they are known."""
+    if not done:
+        return ""
+    speed = "" if done["tok_s"] is None else f"  {units.amount(done['tok_s'])} tok/s"
+    eta = "" if done["left_s"] is None else f"  ETA {units.duration(done['left_s'])}"
+    return f"{done['step']}/{done['steps']}  loss {units.loss(done['loss'])}{speed}{eta}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,57 @@
+"""Which pods of a job are in the training now, and which it does without: lost, or on their way."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gptddp.k8s.objects import is_ready, started, wanted_pods
+from gptddp.k8s.observe import rank_0_log
+from gptddp.k8s.observe.facts import Facts
+
+NEVER = float("inf")
+_WHOLE_S = 1.0  # the API has whole seconds
+
+
+@dataclass(frozen=True)
+class World:
+    """The pods that a training is to have, and those that it is without by its newest step."""
+
+    wanted: int
+    missing: tuple[str, ...] = ()
+    is_stale: bool = False  # the newest step was done with pods that are gone since
+
+    @property
+    def sentence(self) -> str:
+        """`3 of 4: demo-worker-2 is being replaced`; empty where all are in it."""
+        number, verb = self.wanted - len(self.missing), "are" if self.missing[1:] else "is"
+        text = f"{number} of {self.wanted}: {', '.join(self.missing)} {verb} being replaced"
+        return text if self.missing else ""
+
+
+def of_pods(begun: Mapping[str, float], per_pod: int, ranks: int, at: float) -> World:
+    """By the newest step, which so many ranks have done `at` that time (unix seconds, as all here).
+
+    begun: when each wanted pod was started, NEVER where it is not up. Where the step had fewer
+    ranks than pods are there, those that have come last are joining.
+    """
+    if not (ranks and at):
+        return World(len(begun))
+    wanted, newest_first = len(begun), sorted(begun, key=begun.__getitem__, reverse=True)
+    missing = {name for name, since in begun.items() if since + _WHOLE_S > at}
+    if len(missing) == wanted:  # the job begins: that step is of a life before
+        return World(wanted, is_stale=True)
+    is_stale = ranks // per_pod > wanted - len(missing)
+    missing.update(newest_first[: max(0, wanted - ranks // per_pod)])
+    return World(wanted, tuple(sorted(missing)), is_stale)
+
+
+def of_job(facts: Facts) -> World:
+    """By a job's pods, and what rank 0 or the run's own log says of its newest step."""
+    per_pod = str(facts.job["spec"].get("nprocPerNode") or 1)
+    ranks, at = rank_0_log.world(facts.log or ())
+    if step := (facts.job.get("status") or {}).get("newest"):  # of a local job
+        ranks, at = step.get("world_size") or 0, step.get("time") or 0.0
+    if not per_pod.isdigit():  # `auto`
+        return World(wanted_pods(facts.job))
+    pods = [pod for pod in facts.pods if pod["status"].get("phase") != "Succeeded"]
+    begun = {pod["metadata"]["name"]: started(pod) if is_ready(pod) else NEVER for pod in pods}
+    return of_pods(begun | dict.fromkeys(facts.missing, NEVER), int(per_pod), ranks, at)

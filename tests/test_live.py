@@ -1,0 +1,103 @@
+"""What a training shows of itself, on a real terminal and without one."""
+
+import os
+import re
+import select
+import signal
+import sys
+import time
+
+import pytest
+from support.terminal import GPTDDP, Terminal, drawn
+from support.toy import SMALL
+
+from gptddp import live
+
+PHASES = ("loading torch", "opening the dataset", "building the model", "the first step")
+
+
+@pytest.fixture
+def train(corpus, tmp_path):
+    """The command, for a run that has many steps."""
+    return ["train", *SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run")]
+
+
+def test_as_many_parts_as_fit_and_the_most_important_first():
+    """A part is shown whole or not at all, but for the first."""
+    parts = ["step 3/100", "loss 5.21", "ETA 1:02:05"]
+    assert live.fit(parts, 40) == "step 3/100  loss 5.21  ETA 1:02:05"
+    assert live.fit(parts, 33) == "step 3/100  loss 5.21"
+    assert live.fit(parts, 6) == "step 3" and live.fit([], 6) == ""
+    assert live.duration(3725.9) == "1:02:05" and live.duration(-1) == "0:00"
+
+
+def test_a_terminal_shows_what_a_training_does_from_its_first_second(train):
+    """Its phases, then how far it is, in one line that fits, also when the terminal gets narrower.
+    It has its cursor all the time, and at the end no line but those that stay."""
+    began = time.monotonic()
+    screen = Terminal(GPTDDP, *train, "--steps", "100000", columns=80)
+    said = screen.until(r"\x1b\[\?25l\x1b\[\?25h") + screen.until(PHASES[0])
+    assert time.monotonic() - began < 5.0  # it takes 0.5 s
+    said += "".join(map(screen.until, PHASES[1:]))
+    said += screen.until(r"step \d+/100000  loss \S+  ETA \S+  \S+k tok/s")
+    assert all(len(it) < 80 for it in drawn(said))
+    screen.resize(30, 40)
+    time.sleep(1.1)
+    screen.until(r"\r\x1b\[2Kstep ")
+    said = screen.until(r"\r\x1b\[2Kstep \d\d")
+    assert all(len(it) < 40 for it in drawn(said))
+    os.write(screen.fd, b"\x03")
+    screen.until(r"stopped after step")
+    screen.until(r"\x1b\[\?25h\r\x1b\[1A\x1b\[2K")  # the line is gone
+    assert (screen.seen, screen.end()) == ("", 130)
+
+
+def test_who_is_ended_at_once_leaves_no_line_behind(train):
+    """A signal before the first step, of which no cleaning up is to be had."""
+    screen = Terminal(GPTDDP, *train, "--steps", "100000")
+    screen.until("building the model")
+    screen.process.send_signal(signal.SIGTERM)
+    assert screen.process.wait(20) == 143
+    while select.select([screen.fd], [], [], 0.1)[0]:
+        try:
+            screen.seen += os.read(screen.fd, 1 << 16).decode()
+        except OSError:
+            break
+    assert screen.seen.endswith("\r\x1b[2K") and screen.end() == 143
+
+
+def test_without_a_terminal_there_are_plain_lines(run, capsys, caplog):
+    """Each phase with its time, once, and each step that is logged; no escape."""
+    caplog.set_level("INFO")
+    assert run("--steps", "20") == 0
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    for phase in (*PHASES[1:], "evaluating", "saving the last checkpoint"):
+        assert len(re.findall(rf"^\[\d+\.\d s\] {phase}$", said, re.M)) == 1, said
+    assert re.search(r"step 10/20  loss .*  ETA \d+:\d\d", caplog.text)
+
+
+@pytest.mark.parametrize(("term", "draws"), [("xterm", True), ("dumb", False)])
+def test_a_terminal_that_cannot_draw_has_plain_lines(monkeypatch, term, draws):
+    """As an editor's shell has them: no escape, and the phases with their times."""
+    monkeypatch.setenv("TERM", term)
+    fd, end = os.openpty()
+    with open(end, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with live.shown() as screen:
+            live.phase("loading torch")
+            assert live.screen() is screen and screen.draws is draws
+        said = os.read(fd, 4096).decode()
+    os.close(fd)
+    assert ("\x1b" in said) is draws and (said == "[0.0 s] loading torch\r\n") is not draws
+
+
+def test_a_reader_that_goes_ends_no_training(monkeypatch):
+    """What is said after that is lost."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        screen = live.Screen()
+        screen.write("nobody hears it\n")
+        screen.phase("nor this")
