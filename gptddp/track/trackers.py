@@ -24,13 +24,14 @@ def _wandb(folder: Path, id: str, name: str, config: dict[str, Any]) -> Iterator
     """Online, the server says which step is next. Offline, its files may be torn: those of the
     process before are removed, and the whole run is in those of this one.
     """
-    for variable, value in (("WANDB_DIR", str(folder)), ("WANDB_PROJECT", _PROJECT)):
-        os.environ.setdefault(variable, value)
+    ours = {"WANDB_DIR": str(folder), "WANDB_PROJECT": _PROJECT, "WANDB_SILENT": "true"}
+    for variable in ours.keys() - os.environ.keys():
+        os.environ[variable] = ours[variable]
     import wandb
 
     with suppress(Exception):
         wandb.teardown()  # what a failure has left
-    quiet = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True)
+    quiet = wandb.Settings(console="off", disable_git=True, x_disable_stats=True)
     run = wandb.init(id=id, name=name, config=config, resume="allow", settings=quiet)
     here = Path(run.dir).parent
     for other in here.parent.glob(f"offline-run-*-{id}"):
