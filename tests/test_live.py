@@ -28,7 +28,6 @@ def test_as_many_parts_as_fit_and_the_most_important_first():
     assert live.fit(parts, 40) == "step 3/100  loss 5.21  ETA 1:02:05"
     assert live.fit(parts, 33) == "step 3/100  loss 5.21"
     assert live.fit(parts, 6) == "step 3" and live.fit([], 6) == ""
-    assert live.duration(3725.9) == "1:02:05" and live.duration(-1) == "0:00"
 
 
 def test_a_terminal_shows_what_a_training_does_from_its_first_second(train):
@@ -39,7 +38,7 @@ def test_a_terminal_shows_what_a_training_does_from_its_first_second(train):
     said = screen.until(r"\x1b\[\?25l\x1b\[\?25h") + screen.until(PHASES[0])
     assert time.monotonic() - began < 5.0  # it takes 0.5 s
     said += "".join(map(screen.until, PHASES[1:]))
-    said += screen.until(r"step \d+/100000  loss \S+  ETA \S+  \S+k tok/s")
+    said += screen.until(r"step \d+/100000  loss \S+  ETA [\w ]+  \S+ k tok/s")
     assert all(len(it) < 80 for it in drawn(said))
     screen.resize(30, 40)
     time.sleep(1.1)
@@ -74,7 +73,7 @@ def test_without_a_terminal_there_are_plain_lines(run, capsys, caplog):
     assert "\x1b" not in said
     for phase in (*PHASES[1:], "evaluating", "saving the last checkpoint"):
         assert len(re.findall(rf"^\[\d+\.\d s\] {phase}$", said, re.M)) == 1, said
-    assert re.search(r"step 10/20  loss .*  ETA \d+:\d\d", caplog.text)
+    assert re.search(r"step 10/20  loss .*  ETA \d+ s", caplog.text)
 
 
 @pytest.mark.parametrize(("term", "draws"), [("xterm", True), ("dumb", False)])

@@ -152,8 +152,8 @@ def test_a_life_that_goes_on_while_others_are_read_is_no_gap(run, monkeypatch):
     (run / "log.4.jsonl").unlink()
     real = history.lines_of
 
-    def meanwhile(path, first=None):
-        found = real(path, first)
+    def meanwhile(path, *about):
+        found = real(path, *about)
         if path.name == "log.3.jsonl":
             (run / "log.3.jsonl").write_text(lines(range(21, 31)))
             (run / "log.4.jsonl").write_text(lines(range(31, 41)))
