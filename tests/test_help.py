@@ -69,6 +69,7 @@ def test_the_help_of_train_has_what_people_set_and_the_other_help_has_everything
     own = ["--config", "--help", "--help-all"]
     assert options(text) == [*main, *own] and 18 <= len(main) <= 25
     assert options(everything) == [*map(flag, FIELDS), *own]
+    assert "as in 0.9,0.95 (default: 0.9,0.95)" in " ".join(everything.split())  # as it is given
     titles = [f"{title}:" for title in (*MAIN, "this command")]
     for it in (text, everything):
         assert re.findall(r"^[\w ]+:$", it, re.M) == titles
