@@ -21,7 +21,8 @@ LONG = ["submit", "render", "doctor", "prepare"]  # those of gptddp-k8s with mai
 def shown(program: str, *args: str, columns: int = 80) -> str:
     """What the program prints for these arguments on a terminal of so many columns."""
     env = {"COLUMNS": str(columns)}
-    result = CliRunner(env=env).invoke(PROGRAMS[program], args, prog_name=program)
+    width = {"terminal_width": columns}  # else it is 80 for click, whatever COLUMNS says
+    result = CliRunner(env=env).invoke(PROGRAMS[program], args, prog_name=program, **width)
     assert result.exit_code == 0
     return result.stdout
 
