@@ -26,6 +26,10 @@ class _Group(click.Group):
     An error of a volume that may pass, or is full, is exit code 1; a folder in a file's place, 2.
     """
 
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        cmd.short_help = (cmd.help or "").partition("\n")[0]  # click would cut it, not wrap it
+        super().add_command(cmd, name)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -48,7 +52,7 @@ class _Group(click.Group):
             ctx.exit(1)
 
 
-@click.group(cls=_Group)
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gptddp")
 def cli() -> None:
     """Pre-train GPT language models with PyTorch DDP."""

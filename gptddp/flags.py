@@ -47,7 +47,7 @@ def from_toml(path: str | Path) -> dict[str, Any]:
 
 def _from_toml(where: str, name: str, value: Any) -> Any:
     """As `_from_value`; also 1e3 for a whole number, and texts for what has a unit: "1M", "5m"."""
-    has_unit = isinstance(value, str) and value[-1:].isalpha()
+    has_unit = isinstance(value, str) and any(map(str.isalpha, value))
     if _kind(name) in ("int", "seconds") and (has_unit or isinstance(value, float)):
         return from_text(where, name, str(value))
     return _from_value(where, name, value)
@@ -68,7 +68,8 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
             text = _once(file) if file.is_fifo() else file.read_text("utf-8")
         return tomllib.loads(text.removeprefix("\ufeff"))  # the mark that editors on Windows write
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name_of(path)} is not valid TOML: {error}") from error
+        fix = 'texts stand in quotes, and so does a number with a unit, as in "10k" or "5m"'
+        raise ConfigError(f"{name_of(path)} is not valid TOML: {error}: {fix}") from error
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, a long number
         from gptddp.files import may_pass
 
@@ -218,6 +219,7 @@ def _help(name: str) -> str:
     text, default = (FIELDS[name].metadata[it] for it in ("help", "default"))
     if default is None and name in PRESETS["gpt2"]:
         default = ", ".join(f"{it} {PRESETS[it][name]}" for it in ("tiny", "gpt2"))
+    default = ",".join(map(str, default)) if isinstance(default, tuple) else default
     return text if default in (None, "") or default is False else f"{text} (default: {default})"
 
 
@@ -228,7 +230,7 @@ def texts(args: Sequence[str], prog: str = "gptddp train") -> dict[str, Any]:
     for word in rest:
         if not word.startswith("-"):
             raise ConfigError(f"unexpected argument {shown(word)}: give its option, as --steps 90")
-        option, known = word.partition("=")[0], map(flag, FIELDS)
+        option, known = word.partition("=")[0], [*map(flag, FIELDS), "--config", "--help"]
         raise ConfigError(f"unknown option {shown(option)}{did_you_mean(option, known)}")
     return {name: text for name, text in vars(found).items() if text is not None}
 

@@ -7,7 +7,7 @@ import pytest
 
 from gptddp.config import FIELDS, Config, check_world_size, with_preset
 from gptddp.errors import ConfigError
-from gptddp.flags import differences, flag, from_args, from_saved, to_args, to_saved
+from gptddp.flags import differences, flag, from_args, from_saved, from_toml, to_args, to_saved
 from gptddp.presets import PRESETS
 
 
@@ -106,6 +106,8 @@ def test_a_unit_is_taken_by_flags_and_by_toml_and_the_number_is_recorded(tmp_pat
     """1M is 1000000 and 5m is 300.0, in what a run has saved and in the flags of pods too."""
     path = tmp_path / "job.toml"
     path.write_text('max_tokens = "1M"\nmax_time = "5m"\nsteps = 1e3\ncheckpoint_every = 90\n')
+    (tmp_path / "text.toml").write_text('steps = "1e3"')
+    assert from_toml(tmp_path / "text.toml") == {"steps": 1000}
     for args in (
         ["--config", str(path)],
         ["--max-tokens", "1M", "--max-time", "5m", "--steps", "1e3", "--checkpoint-every", "1m30s"],
@@ -142,6 +144,8 @@ def test_lanes_and_batch_follow_each_other():
     [
         (["--lerning-rate", "1"], "unknown option '--lerning-rate'"),
         (["--step", "1"], "did you mean '--steps'"),
+        (["--hlep"], "did you mean '--help'"),
+        (["--confg", "x"], "did you mean '--config'"),
         (["--steps", "many"], "--steps is 'many': it must be a whole number"),
         (["--steps", "1.5"], "--steps is '1.5': it must be a whole number"),
         (
@@ -197,7 +201,10 @@ def test_a_wrong_flag_is_refused_with_the_fix(args, message):
         ("[train]\nsteps = '5m'\n", "steps is '5m': it must be a whole number"),
         ("[train]\nmax_time = '5'\n", "max_time is '5': it must be a value of type float"),
         ("steps = true\n", "must be a value of type int"),
+        ("[train]\nmax_time = '1m30'\n", "max_time is '1m30': it must be a time, as in"),
+        ("[train]\nsteps = '1e-3'\n", "steps is '1e-3': it must be a whole number, as in"),
         ("steps = = 1\n", "is not valid TOML"),
+        ("steps = 10k\n", 'a number with a unit, as in "10k"'),
         ("train = 3\n", "it must be a table"),
     ],
 )

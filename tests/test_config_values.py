@@ -86,7 +86,8 @@ LONG_ROW = ("--seq-len", str(2**20), "--positions", "rope", "--lanes", "1", "--b
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--n-embd", str(2**18)), ["n_embd 262144"]),
+        (("--n-embd", str(2**18)), ["n_embd 262144", "lower one of them"]),
+        (("--depth", "4096", "--n-embd", str(2**18)), ["n_layer", "lower --depth"]),
         ((*LONG_ROW, "--windows", "SL"), ["seq_len 1048576", "--windows L --mask none"]),
         ((*LONG_ROW, "--mask", "document"), ["seq_len 1048576", "--windows L --mask none"]),
     ],

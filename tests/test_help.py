@@ -18,10 +18,11 @@ COMMANDS = [(name, command) for name, it in PROGRAMS.items() for command in it.c
 LONG = ["submit", "render", "doctor", "prepare"]  # those of gptddp-k8s with main options
 
 
-def shown(program: str, *args: str) -> str:
-    """What the program prints for these arguments on a terminal of 80 columns."""
-    env = {"COLUMNS": "80"}
-    result = CliRunner(env=env).invoke(PROGRAMS[program], args, prog_name=program)
+def shown(program: str, *args: str, columns: int = 80) -> str:
+    """What the program prints for these arguments on a terminal of so many columns."""
+    env = {"COLUMNS": str(columns)}
+    width = {"terminal_width": columns}  # else it is 80 for click, whatever COLUMNS says
+    result = CliRunner(env=env).invoke(PROGRAMS[program], args, prog_name=program, **width)
     assert result.exit_code == 0
     return result.stdout
 
@@ -46,6 +47,21 @@ def test_a_summary_is_a_whole_sentence_and_the_help_fits(program, name):
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_narrow_terminal_wraps_a_summary(program):
+    """It is never cut: at 60 columns every word of it is there."""
+    narrow, wide = (shown(program, "--help", columns=it) for it in (60, 200))
+    assert "..." not in narrow.partition("Commands:")[2]
+    assert narrow.split() == wide.split()
+
+
+@pytest.mark.parametrize(("program", "name"), COMMANDS)
+def test_h_is_for_help(program, name):
+    """Of every command, as of `gptddp train`."""
+    run = CliRunner().invoke(PROGRAMS[program], [name, "-h"], prog_name=program)
+    assert run.exit_code == 0 and run.stdout.lower().startswith("usage: ")
+
+
 def test_the_help_of_train_has_what_people_set_and_the_other_help_has_everything():
     """Some 20 fields in groups, each with its default; --help-all has every field once, in the
     same groups."""
@@ -54,6 +70,7 @@ def test_the_help_of_train_has_what_people_set_and_the_other_help_has_everything
     own = ["--config", "--help", "--help-all"]
     assert options(text) == [*main, *own] and 18 <= len(main) <= 25
     assert options(everything) == [*map(flag, FIELDS), *own]
+    assert "as in 0.9,0.95 (default: 0.9,0.95)" in " ".join(everything.split())  # as it is given
     titles = [f"{title}:" for title in (*MAIN, "this command")]
     for it in (text, everything):
         assert re.findall(r"^[\w ]+:$", it, re.M) == titles

@@ -48,6 +48,14 @@ def test_the_build_of_pytorch_without_cuda_is_taken_where_it_is_asked_for(make_v
     assert "torch from cpu" in asked and "no-gpu.txt" not in asked
 
 
+def test_another_build_of_pytorch_is_refused_before_anything_is_made(make_venv, tmp_path):
+    """A slip in TORCH would otherwise download CUDA's libraries."""
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        make_venv(TORCH="CPU")
+    assert "TORCH is 'CPU': it must be cuda or cpu" in refused.value.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
 def test_what_is_left_out_are_packages_that_torch_asks_for():
     """A name that torch has dropped would leave nothing out, in silence."""
     lines = (ROOT / "image/no-gpu.txt").read_text().splitlines()

@@ -133,7 +133,7 @@ def check_size(c: Config, vocab_size: int, device: torch.device) -> None:
         raise ConfigError(
             f"a model of n_layer {c.n_layer}, n_embd {c.n_embd} and seq_len {c.seq_len} has "
             f"{parameters:.2g} parameters and needs {16 * parameters / 2**30:.1f} GiB, of which "
-            f"there are {memory_bytes / 2**30:.1f}: lower one of them"
+            f"there are {memory_bytes / 2**30:.1f}: lower {'--depth' if c.depth else 'one of them'}"
         )
     if (mask_bytes := 4 * shape.masked_pairs(c)) > memory_bytes:
         raise ConfigError(

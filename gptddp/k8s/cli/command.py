@@ -70,6 +70,10 @@ class Command(click.Command):
 class Group(click.Group):
     """Turns our errors into a message on stderr and their exit code; no traceback."""
 
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        cmd.short_help = (cmd.help or "").partition("\n")[0]  # click would cut it, not wrap it
+        super().add_command(cmd, name)
+
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line, and end the process with its exit code."""
         options["standalone_mode"] = False
