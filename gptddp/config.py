@@ -62,7 +62,7 @@ class Config:
     init_from: str = _f(
         "",
         START,
-        "folder of Hugging Face's with a GPT-2, or an exported model (config.json, "
+        "folder with a GPT-2 in Hugging Face's format, or an exported model (config.json, "
         "model.safetensors), whose shape and weights a new run begins with",
     )
     # model
@@ -106,7 +106,9 @@ class Config:
         "none, or autoresearch: its value embeddings, residual and x0 lambdas, and first weights",
     )
     # batch
-    lanes: int = _f(None, FIXED, "virtual ranks (V), the largest world size", least=1, most=2**16)
+    lanes: int = _f(
+        None, FIXED, "parts of a step's rows (V): the most ranks there can be", least=1, most=2**16
+    )
     batch: int = _f(
         None, FIXED, "rows a step over all ranks (G), a multiple of lanes", least=1, most=2**24
     )
@@ -138,14 +140,14 @@ class Config:
     max_tokens: int = _f(
         0,
         KEPT,
-        "targets trained after which the run ends, if that is before steps; 0: no limit",
+        "tokens to train on, after which the run ends, if that is before steps; 0: no limit",
         least=0,
         most=2**53,
     )
     max_time: float = _f(
         0.0,
         KEPT,
-        "seconds in steps, with their wait for data, after which the run ends, if that is before "
+        "time in steps, waits for data included, after which the run ends, if that is before "
         "steps; starts, evaluations and checkpoints do not count; 0: no limit",
         least=0,
     )
@@ -183,13 +185,13 @@ class Config:
     matmul: str = _f(
         None,
         FIXED,
-        "products of fp32 matrices: mkl or onednn on CPUs, tf32 on GPUs; by default likewise",
+        "products of fp32 matrices: mkl or onednn on CPUs, tf32 on GPUs; default: as precision",
     )
     attention: str = _f(
         None,
         FIXED,
-        "causal attention: blocks, products of blocks of queries, or fused, torch's kernel; by "
-        "default likewise",
+        "causal attention: blocks, products of blocks of queries, or fused, torch's kernel; "
+        "default: as precision",
     )
     threads: int = _f(
         None,

@@ -168,7 +168,10 @@ def from_text(where: str, name: str, text: Any) -> Any:
             first, second = text.split(",")
             return (float(first), float(second))
     except ValueError as error:
-        wanted = {"tuple": f"it must be {_PAIR}", "float": "it must be of type float"}
+        wanted = {
+            "tuple": f"it must be {_PAIR}",
+            "float": "it must be a number, as in 0.003 or 3e-3",
+        }
         raise ConfigError(f"{where} is {shown(text)}: {wanted.get(kind, error)}") from None
     return text
 

@@ -39,7 +39,7 @@ from gptddp.errors import ConfigError, visible
     default=1.0,
     show_default=True,
     metavar="F",
-    help="Of these the likeliest that come to this probability; 1: all.",
+    help="Of these keep the likeliest, until their probabilities add up to this; 1: all.",
 )
 @click.option(
     "--seed",

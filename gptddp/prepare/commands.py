@@ -78,7 +78,7 @@ from gptddp.units import size
     default=0,
     show_default=True,
     metavar="N",
-    help="Leave out so many records that cannot be used, and list them in bad.jsonl.",
+    help="Leave out up to N records that cannot be used, and list them in bad.jsonl.",
 )
 def prepare(sources: tuple[str, ...], out: str, val: tuple[str, ...], **options: Any) -> None:
     """Turn text into a dataset: parquet shards and a tokenizer.

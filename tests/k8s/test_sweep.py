@@ -51,7 +51,7 @@ def test_the_same_sweep_again_creates_only_what_is_missing(api, k8s):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--sweep", "lr=1e-3,x"], "--lr is 'x': it must be of type float"),
+        (["--sweep", "lr=1e-3,x"], "--lr is 'x': it must be a number, as in 0.003"),
         (["--sweep", "lrr=1"], "unknown field 'lrr': did you mean 'lr'?"),
         (["--sweep", "data=a,b"], "--data cannot be swept: give it once for all runs, after --"),
         (["--sweep", "lr=1", "--", "--lr", "2"], "--lr is swept, and given after --"),
