@@ -72,6 +72,17 @@ def test_programs_get_every_digit(sweep):
     assert str(first["least"]) == row["least"] and first["tokens"] == 40_000
 
 
+def test_a_table_for_a_spreadsheet_has_no_formula(sweep, monkeypatch):
+    """Nor bytes that are no text: a run may have any name, and a path begins with it."""
+    names = ["=cmd()", "+1", "-1", "@SUM(A1)"]
+    for name in (*names, "\udcff"):
+        shutil.copytree(sweep / "lr-2", sweep / name)
+    monkeypatch.chdir(sweep)
+    found = list(csv.DictReader(io.StringIO(runs("--output", "csv", "--", "\udcff", *names))))
+    assert {it["run"] for it in found} == {*(f"'{it}" for it in names), "\\udcff"}
+    assert all(it["path"] == it["run"] and float(it["least"]) > 0 for it in found)
+
+
 @pytest.mark.parametrize("width", [30, 40, 79])
 def test_a_narrow_table_cuts_nothing(sweep, width):
     """What does not fit stands below; no line is wider than the terminal, no value is lost."""
