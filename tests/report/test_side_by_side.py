@@ -107,11 +107,18 @@ def test_a_run_in_any_state_has_its_row(sweep, tmp_path):
     lost = shutil.copytree(sweep / "lr-2", sweep / "lost")
     (lost / "ledger.jsonl").unlink()
     (sweep / "odd/ledger.jsonl").mkdir(parents=True)
+    (sweep / "loop").mkdir()
+    (sweep / "loop/ledger.jsonl").symlink_to("ledger.jsonl")
+    ledger = shutil.copytree(sweep / "lr-2", sweep / "listed") / "ledger.jsonl"
+    starts = [json.loads(line) for line in ledger.read_text().splitlines()]
+    ledger.write_text("".join(json.dumps({**it, "config": [1]}) + "\n" for it in starts))
     rows = {it["run"]: it for it in side_by_side(list(find(sweep))).rows}
-    assert list(rows)[0] == "lr-9" and len(rows) == 7
+    assert list(rows)[0] == "lr-9" and len(rows) == 9
     assert (rows["new"]["state"], rows["new"]["note"]) == ("running", "no evaluation yet")
     assert "torn" in rows["torn"]["note"] and "its log ends at step 39" in rows["torn"]["note"]
     assert "from a backup" in rows["lost"]["note"] and rows["lost"]["least"] is not None
+    assert rows["loop"]["state"] == "unreadable" and "symbolic link" in rows["loop"]["note"]
+    assert rows["listed"]["least"] == rows["lr-2"]["least"]
     assert rows["odd"]["state"] == "unreadable" and "Is a directory" in rows["odd"]["note"]
     text = runs(sweep)
     assert all(name in text for name in rows) and "new: no evaluation yet" in text
