@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 
 import pytest
@@ -168,3 +169,38 @@ def test_evaluations_are_those_of_the_history(tmp_path):
     losses = dict(zip(found.steps, found.series["val_loss"], strict=True))
     assert (losses[24], losses[27]) == (9.0, 9.0)
     assert losses[39] == lines[38]["val_loss"] != 9.0
+
+
+def test_a_loss_that_is_no_number_is_never_the_best(sweep):
+    """Its run comes last, without a best; the JSON has no NaN."""
+    settle(sweep / "lr-9", float("nan"))
+    rows = json.loads(runs(sweep, "-o", "json"), parse_constant=pytest.fail)
+    assert [it["run"] for it in rows] == ["lr-10", "lr-2", "lr-9"]
+    assert rows[-1]["least"] is None and "no evaluation yet" in rows[-1]["note"]
+
+
+def test_a_run_is_named_once_and_moves_no_cursor(sweep, tmp_path):
+    """However it is given, and whatever its name is; four folders down none is looked for."""
+    (sweep / "link").symlink_to(sweep / "lr-9")
+    shutil.copytree(sweep / "lr-2", sweep / "\x1b[2J")
+    shutil.copytree(sweep / "lr-2", tmp_path / "1/2/3/4")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/far").symlink_to(shutil.copytree(sweep / "lr-2", tmp_path / ".far"))
+    rows = json.loads(runs(tmp_path, sweep, "-o", "json"))
+    names = ["lr-9", "lr-10", "lr-2", "\\x1b[2J", ".far"]
+    assert sorted(it["run"] for it in rows) == sorted(names)
+    assert "\x1b" not in runs(tmp_path, sweep)
+
+
+def test_a_folder_that_cannot_be_looked_into_has_a_row(sweep, monkeypatch):
+    """As it may hold a run; the others have theirs."""
+    (sweep / "closed").mkdir()
+
+    def scandir(path, look=os.scandir):  # root may look anywhere
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = [it["run"] for it in json.loads(runs(sweep, "-o", "json"))]
+    assert found == ["lr-9", "lr-10", "lr-2", "closed"]
