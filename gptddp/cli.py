@@ -303,4 +303,9 @@ def runs(folders: tuple[Path, ...], output: str) -> None:
         fields = dict.fromkeys(name for row in table.rows for name in row)
         writer = csv.DictWriter(sys.stdout, list(fields))
         writer.writeheader()
-        writer.writerows(table.rows)
+        writer.writerows({name: _cell(it) for name, it in row.items()} for row in table.rows)
+
+
+def _cell(it: object) -> object:
+    """A value of which no spreadsheet makes a formula, and which every terminal can write."""
+    return "'" * it.startswith(("=", "+", "-", "@")) + visible(it) if isinstance(it, str) else it

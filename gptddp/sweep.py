@@ -58,7 +58,10 @@ def sweep(ctx: click.Context, run_dir: Path, swept: tuple[str, ...]) -> None:
     base = flags.from_args(ctx.obj)
     if base.run_dir:
         raise ConfigError("--run-dir is the folder of the sweep: give it once, before --")
-    configs = grid.configurations(flags.texts(swept), base, ctx.obj)
+    values = flags.texts(swept)
+    if len(values) < sum(it.startswith("--") for it in swept):
+        raise ConfigError("a field is given twice: give all its values at once, as --lr 1e-3,3e-3")
+    configs = grid.configurations(values, base, ctx.obj)
     failed = _train_all(_prepare(run_dir, configs))
     table = side_by_side.side_by_side(list(side_by_side.find(run_dir)))
     click.echo(side_by_side.as_text(table, shutil.get_terminal_size((0, 0)).columns))

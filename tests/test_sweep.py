@@ -121,6 +121,13 @@ def test_a_value_that_does_not_go_with_the_preset_is_told_before_the_first_run(c
     assert not (tmp_path / "heads").exists()
 
 
+def test_a_field_that_is_given_twice_is_refused(tmp_path):
+    """Else the values that came first would be left out without a word."""
+    words = ["sweep", "--run-dir", str(tmp_path / "lr"), "--lr", "1e-3,3e-3", "--lr=1e-2"]
+    result = CliRunner().invoke(cli, [*words, "--", "--steps", "9"])
+    assert result.exit_code == 2 and "a field is given twice" in result.stderr
+
+
 def test_a_folder_that_cannot_be_written_is_told_before_the_first_run(here, tmp_path, monkeypatch):
     """And which folder it is: the one in which that of the sweep would be made."""
     monkeypatch.setattr(

@@ -106,7 +106,7 @@ def _read_lives(run: RunRecord, *newest: dict[str, Any]) -> None:
             f"{path / LEDGER} knows of no life of {path}, whose log has steps: lives, restarts "
             "and seconds are not known: put it back from a backup"
         )
-    recorded = [it.start["config"] for it in run.lives if it.start.get("config")]
+    recorded = [it for life in run.lives if isinstance(it := life.start.get("config"), dict)]
     run.dataset = str(run.lives[-1].start.get("dataset", "")) if run.lives else ""
     if recorded:
         try:

@@ -58,7 +58,11 @@ def find(folder: Path) -> Iterator[Path]:
         deep = len(Path(name).parts) - len(folder.parts) >= DEPTH
         hidden = [it for it in inner if deep or it.startswith(".") or it in _NO_RUNS]
         inner[:] = sorted(set(inner) - set(hidden))
-        if is_run(Path(name)):
+        try:
+            found = is_run(Path(name))
+        except OSError:
+            found = True  # `side_by_side` says why it cannot be read
+        if found:
             yield Path(name)
     yield from (Path(it.filename) for it in closed if Path(it.filename) != folder)
 

@@ -56,6 +56,7 @@ def test_the_same_sweep_again_creates_only_what_is_missing(api, k8s):
         (["--sweep", "data=a,b"], "--data cannot be swept: give it once for all runs, after --"),
         (["--sweep", "lr=1", "--", "--lr", "2"], "--lr is swept, and given after --"),
         (["--sweep", "n-layer=2", "--name", "a" * 60], "63 are the most"),
+        (["--sweep", "n-layer=2", "--sweep", "n_layer=3"], "n_layer is given twice"),
         (["--sweep", "lr"], "is not of the form FIELD=A,B..."),
     ],
 )

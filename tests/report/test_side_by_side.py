@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 
 import pytest
@@ -72,6 +73,17 @@ def test_programs_get_every_digit(sweep):
     assert str(first["least"]) == row["least"] and first["tokens"] == 40_000
 
 
+def test_a_table_for_a_spreadsheet_has_no_formula(sweep, monkeypatch):
+    """Nor bytes that are no text: a run may have any name, and a path begins with it."""
+    names = ["=cmd()", "+1", "-1", "@SUM(A1)"]
+    for name in (*names, "\udcff"):
+        shutil.copytree(sweep / "lr-2", sweep / name)
+    monkeypatch.chdir(sweep)
+    found = list(csv.DictReader(io.StringIO(runs("--output", "csv", "--", "\udcff", *names))))
+    assert {it["run"] for it in found} == {*(f"'{it}" for it in names), "\\udcff"}
+    assert all(it["path"] == it["run"] and float(it["least"]) > 0 for it in found)
+
+
 @pytest.mark.parametrize("width", [30, 40, 79])
 def test_a_narrow_table_cuts_nothing(sweep, width):
     """What does not fit stands below; no line is wider than the terminal, no value is lost."""
@@ -96,11 +108,18 @@ def test_a_run_in_any_state_has_its_row(sweep, tmp_path):
     lost = shutil.copytree(sweep / "lr-2", sweep / "lost")
     (lost / "ledger.jsonl").unlink()
     (sweep / "odd/ledger.jsonl").mkdir(parents=True)
+    (sweep / "loop").mkdir()
+    (sweep / "loop/ledger.jsonl").symlink_to("ledger.jsonl")
+    ledger = shutil.copytree(sweep / "lr-2", sweep / "listed") / "ledger.jsonl"
+    starts = [json.loads(line) for line in ledger.read_text().splitlines()]
+    ledger.write_text("".join(json.dumps({**it, "config": [1]}) + "\n" for it in starts))
     rows = {it["run"]: it for it in side_by_side(list(find(sweep))).rows}
-    assert list(rows)[0] == "lr-9" and len(rows) == 7
+    assert list(rows)[0] == "lr-9" and len(rows) == 9
     assert (rows["new"]["state"], rows["new"]["note"]) == ("running", "no evaluation yet")
     assert "torn" in rows["torn"]["note"] and "its log ends at step 39" in rows["torn"]["note"]
     assert "from a backup" in rows["lost"]["note"] and rows["lost"]["least"] is not None
+    assert rows["loop"]["state"] == "unreadable" and "symbolic link" in rows["loop"]["note"]
+    assert rows["listed"]["least"] == rows["lr-2"]["least"]
     assert rows["odd"]["state"] == "unreadable" and "Is a directory" in rows["odd"]["note"]
     text = runs(sweep)
     assert all(name in text for name in rows) and "new: no evaluation yet" in text
@@ -150,3 +169,38 @@ def test_evaluations_are_those_of_the_history(tmp_path):
     losses = dict(zip(found.steps, found.series["val_loss"], strict=True))
     assert (losses[24], losses[27]) == (9.0, 9.0)
     assert losses[39] == lines[38]["val_loss"] != 9.0
+
+
+def test_a_loss_that_is_no_number_is_never_the_best(sweep):
+    """Its run comes last, without a best; the JSON has no NaN."""
+    settle(sweep / "lr-9", float("nan"))
+    rows = json.loads(runs(sweep, "-o", "json"), parse_constant=pytest.fail)
+    assert [it["run"] for it in rows] == ["lr-10", "lr-2", "lr-9"]
+    assert rows[-1]["least"] is None and "no evaluation yet" in rows[-1]["note"]
+
+
+def test_a_run_is_named_once_and_moves_no_cursor(sweep, tmp_path):
+    """However it is given, and whatever its name is; four folders down none is looked for."""
+    (sweep / "link").symlink_to(sweep / "lr-9")
+    shutil.copytree(sweep / "lr-2", sweep / "\x1b[2J")
+    shutil.copytree(sweep / "lr-2", tmp_path / "1/2/3/4")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/far").symlink_to(shutil.copytree(sweep / "lr-2", tmp_path / ".far"))
+    rows = json.loads(runs(tmp_path, sweep, "-o", "json"))
+    names = ["lr-9", "lr-10", "lr-2", "\\x1b[2J", ".far"]
+    assert sorted(it["run"] for it in rows) == sorted(names)
+    assert "\x1b" not in runs(tmp_path, sweep)
+
+
+def test_a_folder_that_cannot_be_looked_into_has_a_row(sweep, monkeypatch):
+    """As it may hold a run; the others have theirs."""
+    (sweep / "closed").mkdir()
+
+    def scandir(path, look=os.scandir):  # root may look anywhere
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = [it["run"] for it in json.loads(runs(sweep, "-o", "json"))]
+    assert found == ["lr-9", "lr-10", "lr-2", "closed"]

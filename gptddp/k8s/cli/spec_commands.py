@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from gptddp import config, flags
+from gptddp.errors import ConfigError
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import TYPED, Command, note
 from gptddp.k8s.cli.options import (
@@ -68,7 +69,10 @@ def load(options: dict[str, Any]) -> list[JobSpec]:
     from gptddp.k8s.render import manifest, rules
 
     file, train_args = options.pop("file"), options.pop("train_args")
-    swept = {name.replace("-", "_"): values for name, values in options.pop("sweep")}
+    swept: dict[str, str] = {}
+    for name, values in options.pop("sweep"):
+        if swept.setdefault(name.replace("-", "_"), values) != values:
+            raise ConfigError(f"--sweep: {name} is given twice: give all its values at once")
     jobs = spec.load_all(file, options, train_args, swept)
     for job in jobs:
         rules.refuse(rules.check(job, manifest.pytorchjob(job)))
