@@ -104,6 +104,7 @@ def test_no_training_outlives_a_sweep_that_is_killed(begin):
         ("1e-3,3e-3", ["--data", "nothing"], "nothing: no such folder"),
         ("1e-3,3e-3", ["--data", ""], "--data is missing: give it after --"),
         ("1e-3,3e-3", ["--stepz", "3"], "did you mean '--steps'"),
+        ("1e-3,3e-3", ["--track", "wandb"], "the package wandb is not installed: pip install"),
     ],
 )
 def test_a_mistake_is_told_before_the_first_run(here, tmp_path, rates, flags, told):
