@@ -8,10 +8,12 @@ import sys
 import time
 
 import pytest
+from click.testing import CliRunner
 from support.terminal import GPTDDP, Terminal, drawn
 from support.toy import SMALL
 
 from gptddp import live
+from gptddp.cli import cli
 
 PHASES = ("loading torch", "opening the dataset", "building the model", "the first step")
 
@@ -100,3 +102,15 @@ def test_a_reader_that_goes_ends_no_training(monkeypatch):
         screen = live.Screen()
         screen.write("nobody hears it\n")
         screen.phase("nor this")
+
+
+@pytest.mark.parametrize(
+    "command", [["sample", "{}"], ["eval", "{}", "{}"], ["audit", "{}"]]
+    + [["checkpoints", "{}", "--export", "{}/model"]]
+)  # fmt: skip
+def test_who_needs_torch_says_so_at_once(tmp_path, command):
+    """Torch takes seconds: the first line of each command that loads it comes before."""
+    (tmp_path / "ledger.jsonl").touch()
+    args = [it.format(tmp_path) for it in command]
+    result = CliRunner().invoke(cli, args)
+    assert result.stderr.startswith("[0.0 s] loading torch\n")
