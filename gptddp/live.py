@@ -24,8 +24,10 @@ class Patient:
     A character that its encoding lacks is written as `?`.
     """
 
-    def __init__(self, stream: IO[str]) -> None:
-        self.stream, self.encoding = stream, getattr(stream, "encoding", None) or "ascii"
+    def __init__(self, stream: IO[str] | None) -> None:
+        """stream: None where it is closed, as by `2>&-`."""
+        self.stream = stream = stream or open(os.devnull, "w")  # noqa: SIM115
+        self.encoding = getattr(stream, "encoding", None) or "ascii"
         self.draws = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
     def write(self, text: str) -> None:
@@ -48,7 +50,7 @@ class Screen:
         self._stream, self._speaks = Patient(sys.stderr), speaks
         self._began = self._since = time.monotonic()
         self._phase, self._parts, self._next = "", list[str](), 0.0
-        self.draws = draws and self._stream.draws
+        self.draws = draws and self._stream.draws and not _is_behind(self._stream.stream)
         self._live: Any = None  # from the first thing that is drawn on
 
     def _draw(self) -> None:
@@ -62,7 +64,7 @@ class Screen:
                 console=console,
                 get_renderable=lambda: self._line(console.width - 1),
                 refresh_per_second=HZ,
-                redirect_stdout=sys.stdout.isatty(),
+                redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
                 transient=True,
             )
             self._live.start()
@@ -109,6 +111,13 @@ class Screen:
         if self._live:
             self._live.stop()
         self._live, self.draws = None, False
+
+
+def _is_behind(stream: IO[str]) -> bool:
+    """Is it in the background of this terminal, where the line would wipe what is typed?"""
+    with contextlib.suppress(OSError):  # it is not the terminal that it was started from
+        return os.tcgetpgrp(stream.fileno()) != os.getpgrp()
+    return False
 
 
 def fit(parts: Iterable[str], width: int) -> str:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
-from support.terminal import GPTDDP, Terminal, drawn
+from support.terminal import BEGIN, GPTDDP, Terminal, drawn
 from support.toy import SMALL
 
 from gptddp import live
@@ -93,6 +93,15 @@ def test_a_terminal_that_cannot_draw_has_plain_lines(monkeypatch, term, draws):
     assert ("\x1b" in said) is draws and (said == "[0.0 s] loading torch\r\n") is not draws
 
 
+def test_in_the_background_of_a_shell_nothing_is_drawn():
+    """The prompt, with what is typed there, is the terminal's last line."""
+    code = "from gptddp import live\nwith live.shown(): live.phase('loading torch')"
+    group = "import os\nif pid := os.fork():\n os.waitpid(pid, 0)\n os._exit(0)\nos.setpgid(0, 0)\n"
+    screen = Terminal(BEGIN + group + code)
+    said = screen.until(r"loading torch\r\n")
+    assert said == "[0.0 s] " and screen.end() == 0
+
+
 def test_a_reader_that_goes_ends_no_training(monkeypatch):
     """What is said after that is lost."""
     reader, writer = os.pipe()
@@ -114,3 +123,21 @@ def test_who_needs_torch_says_so_at_once(tmp_path, command):
     args = [it.format(tmp_path) for it in command]
     result = CliRunner().invoke(cli, args)
     assert result.stderr.startswith("[0.0 s] loading torch\n")
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_closed_output_ends_no_training(train, closed):
+    """As by `2>&-`, which leaves Python no stderr."""
+    closing = "import os, sys; os.execv('/bin/sh', ['sh', '-c', *sys.argv[1:]])"
+    screen = Terminal(
+        closing,
+        f'exec "$@" {closed}>&-',
+        "sh",
+        sys.executable,
+        "-m",
+        "gptddp",
+        *train,
+        "--steps",
+        "2",
+    )
+    assert screen.process.wait(60) == 0 == screen.end()
