@@ -12,7 +12,7 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(f"gptddp needs the package {error.name}: pip install 'gptddp[train]'")
 
-from gptddp import __version__, live, units
+from gptddp import __version__, units
 from gptddp.distributed.report import load_torch, shown
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
 from gptddp.files import FULL, MISPLACED, explain, may_pass
@@ -78,7 +78,7 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
 
     flags.from_args(args, ctx.command_path)  # answers --help and mistakes without torch
     with shown():
-        live.phase("loading torch")
+        load_torch()
         from gptddp.train import main
 
         ctx.exit(main(args))
@@ -129,7 +129,7 @@ def checkpoints(
         raise ConfigError("--step says which checkpoint --export writes: give both")
     if out:
         with shown():
-            live.phase("loading torch")
+            load_torch()
             from gptddp.inference.export import export
 
             step = export(_run_dir(run), out, data, step)

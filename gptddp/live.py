@@ -25,8 +25,7 @@ class Patient:
     """
 
     def __init__(self, stream: IO[str] | None) -> None:
-        """stream: None where it is closed, as by `2>&-`."""
-        self.stream = stream = stream or open(os.devnull, "w")  # noqa: SIM115
+        self.stream = stream = stream or open(os.devnull, "w")  # noqa: SIM115 - None: closed
         self.encoding = getattr(stream, "encoding", None) or "ascii"
         self.draws = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
@@ -50,7 +49,9 @@ class Screen:
         self._stream, self._speaks = Patient(sys.stderr), speaks
         self._began = self._since = time.monotonic()
         self._phase, self._parts, self._next = "", list[str](), 0.0
-        self.draws = draws and self._stream.draws and not _is_behind(self._stream.stream)
+        self.draws = draws and self._stream.draws
+        with contextlib.suppress(OSError):  # behind a shell the line would wipe what is typed there
+            self.draws = self.draws and os.tcgetpgrp(self._stream.stream.fileno()) == os.getpgrp()
         self._live: Any = None  # from the first thing that is drawn on
 
     def _draw(self) -> None:
@@ -111,13 +112,6 @@ class Screen:
         if self._live:
             self._live.stop()
         self._live, self.draws = None, False
-
-
-def _is_behind(stream: IO[str]) -> bool:
-    """Is it in the background of this terminal, where the line would wipe what is typed?"""
-    with contextlib.suppress(OSError):  # it is not the terminal that it was started from
-        return os.tcgetpgrp(stream.fileno()) != os.getpgrp()
-    return False
 
 
 def fit(parts: Iterable[str], width: int) -> str:

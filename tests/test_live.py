@@ -9,6 +9,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from support.paths import ROOT
 from support.terminal import BEGIN, GPTDDP, Terminal, drawn
 from support.toy import SMALL
 
@@ -91,6 +92,16 @@ def test_a_terminal_that_cannot_draw_has_plain_lines(monkeypatch, term, draws):
         said = os.read(fd, 4096).decode()
     os.close(fd)
     assert ("\x1b" in said) is draws and (said == "[0.0 s] loading torch\r\n") is not draws
+
+
+def test_ctrl_c_ends_a_process_that_loads_torch_at_once(train, tmp_path):
+    """An import, as NumPy's in torch, may swallow it; the training would fail later, or go on."""
+    (tmp_path / "torch.py").write_text("try: import time; time.sleep(30)\nexcept BaseException: 1")
+    screen = Terminal(GPTDDP, *train, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    screen.until("loading torch 1 s")
+    os.write(screen.fd, b"\x03")
+    said = screen.until(r"\^C\r\x1b\[2K$")
+    assert "Traceback" not in said and screen.end() == 130
 
 
 def test_in_the_background_of_a_shell_nothing_is_drawn():

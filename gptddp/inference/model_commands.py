@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from gptddp import live
 from gptddp.click_types import Count
-from gptddp.distributed.report import shown
+from gptddp.distributed.report import load_torch, shown
 from gptddp.errors import ConfigError, visible
 
 
@@ -62,7 +61,7 @@ def sample(run: Path, data: str | None, step: int | None, prompt: str, **options
     """
     _check(prompt, options["temperature"], options["top_k"], options["top_p"])
     with shown():
-        live.phase("loading torch")
+        load_torch()
         from gptddp.inference.load_model import load
         from gptddp.model.generate import generate, text_of
 
@@ -123,9 +122,8 @@ def evaluate(
     torchrun --nproc-per-node 2 --no-python gptddp eval runs/first data -o json
     """
     with shown():
-        live.phase("loading torch")
+        load_torch()
         from gptddp.inference.load_model import as_line, evaluate_model
 
-        report = evaluate_model(model, dataset, split, step, tokens)
-    if report:
-        click.echo(json.dumps(report) if output else visible(as_line(report)))
+        if report := evaluate_model(model, dataset, split, step, tokens):
+            click.echo(json.dumps(report) if output else visible(as_line(report)))

@@ -132,8 +132,7 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
             found["stall"] = None
         if _BEGUN.match(line):
             slow, found["storage"], found["phase"] = {}, None, None
-            if found["progress"]:
-                found["progress"] |= {"tok_s": None, "left_s": None}
+            (found["progress"] or {}).update(tok_s=None, left_s=None)
     if found["progress"]:
         found["progress"]["slow"] = [{"name": it, "ratio": slow[it]} for it in slow]
     return found
