@@ -13,6 +13,7 @@ except ModuleNotFoundError as error:
     sys.exit(f"gptddp needs the package {error.name}: pip install 'gptddp[train]'")
 
 from gptddp import __version__, units
+from gptddp.distributed.report import load_torch, shown
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
 from gptddp.files import FULL, MISPLACED, explain, may_pass
 from gptddp.inference.model_commands import evaluate, sample
@@ -77,12 +78,11 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
     \b
     gptddp train --data data --run-dir runs/first
     """
-    from gptddp import flags, live
-    from gptddp.distributed.report import shown
+    from gptddp import flags
 
     flags.from_args(args, ctx.command_path)  # answers --help and mistakes without torch
     with shown():
-        live.phase("loading torch")
+        load_torch()
         from gptddp.train import main
 
         ctx.exit(main(args))
@@ -132,9 +132,11 @@ def checkpoints(
     if step is not None and not out:
         raise ConfigError("--step says which checkpoint --export writes: give both")
     if out:
-        from gptddp.inference.export import export
+        with shown():
+            load_torch()
+            from gptddp.inference.export import export
 
-        step = export(_run_dir(run), out, data, step)
+            step = export(_run_dir(run), out, data, step)
         click.echo(f"step {step} is exported to {out}", err=True)
         return
     found = list_checkpoints(_run_dir(run), full=verify)
@@ -211,6 +213,7 @@ def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
     \b
     gptddp audit runs/first --whole
     """
+    load_torch()
     from gptddp.audit import audit as recompute
     from gptddp.audit import describe
 

@@ -24,8 +24,9 @@ class Patient:
     A character that its encoding lacks is written as `?`.
     """
 
-    def __init__(self, stream: IO[str]) -> None:
-        self.stream, self.encoding = stream, getattr(stream, "encoding", None) or "ascii"
+    def __init__(self, stream: IO[str] | None) -> None:
+        self.stream = stream = stream or open(os.devnull, "w")  # noqa: SIM115 - None: closed
+        self.encoding = getattr(stream, "encoding", None) or "ascii"
         self.draws = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
     def write(self, text: str) -> None:
@@ -49,6 +50,8 @@ class Screen:
         self._began = self._since = time.monotonic()
         self._phase, self._parts, self._next = "", list[str](), 0.0
         self.draws = draws and self._stream.draws
+        with contextlib.suppress(OSError):  # behind a shell the line would wipe what is typed there
+            self.draws = self.draws and os.tcgetpgrp(self._stream.stream.fileno()) == os.getpgrp()
         self._live: Any = None  # from the first thing that is drawn on
 
     def _draw(self) -> None:
@@ -62,7 +65,7 @@ class Screen:
                 console=console,
                 get_renderable=lambda: self._line(console.width - 1),
                 refresh_per_second=HZ,
-                redirect_stdout=sys.stdout.isatty(),
+                redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
                 transient=True,
             )
             self._live.start()

@@ -8,10 +8,13 @@ import sys
 import time
 
 import pytest
-from support.terminal import GPTDDP, Terminal, drawn
+from click.testing import CliRunner
+from support.paths import ROOT
+from support.terminal import BEGIN, GPTDDP, Terminal, drawn
 from support.toy import SMALL
 
 from gptddp import live
+from gptddp.cli import cli
 
 PHASES = ("loading torch", "opening the dataset", "building the model", "the first step")
 
@@ -91,6 +94,25 @@ def test_a_terminal_that_cannot_draw_has_plain_lines(monkeypatch, term, draws):
     assert ("\x1b" in said) is draws and (said == "[0.0 s] loading torch\r\n") is not draws
 
 
+def test_ctrl_c_ends_a_process_that_loads_torch_at_once(train, tmp_path):
+    """An import, as NumPy's in torch, may swallow it; the training would fail later, or go on."""
+    (tmp_path / "torch.py").write_text("try: import time; time.sleep(30)\nexcept BaseException: 1")
+    screen = Terminal(GPTDDP, *train, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    screen.until("loading torch 1 s")
+    os.write(screen.fd, b"\x03")
+    said = screen.until(r"\^C\r\x1b\[2K$")
+    assert "Traceback" not in said and screen.end() == 130
+
+
+def test_in_the_background_of_a_shell_nothing_is_drawn():
+    """The prompt, with what is typed there, is the terminal's last line."""
+    code = "from gptddp import live\nwith live.shown(): live.phase('loading torch')"
+    group = "import os\nif pid := os.fork():\n os.waitpid(pid, 0)\n os._exit(0)\nos.setpgid(0, 0)\n"
+    screen = Terminal(BEGIN + group + code)
+    said = screen.until(r"loading torch\r\n")
+    assert said == "[0.0 s] " and screen.end() == 0
+
+
 def test_a_reader_that_goes_ends_no_training(monkeypatch):
     """What is said after that is lost."""
     reader, writer = os.pipe()
@@ -100,3 +122,33 @@ def test_a_reader_that_goes_ends_no_training(monkeypatch):
         screen = live.Screen()
         screen.write("nobody hears it\n")
         screen.phase("nor this")
+
+
+@pytest.mark.parametrize(
+    "command", [["sample", "{}"], ["eval", "{}", "{}"], ["audit", "{}"]]
+    + [["checkpoints", "{}", "--export", "{}/model"]]
+)  # fmt: skip
+def test_who_needs_torch_says_so_at_once(tmp_path, command):
+    """Torch takes seconds: the first line of each command that loads it comes before."""
+    (tmp_path / "ledger.jsonl").touch()
+    args = [it.format(tmp_path) for it in command]
+    result = CliRunner().invoke(cli, args)
+    assert result.stderr.startswith("[0.0 s] loading torch\n")
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_closed_output_ends_no_training(train, closed):
+    """As by `2>&-`, which leaves Python no stderr."""
+    closing = "import os, sys; os.execv('/bin/sh', ['sh', '-c', *sys.argv[1:]])"
+    screen = Terminal(
+        closing,
+        f'exec "$@" {closed}>&-',
+        "sh",
+        sys.executable,
+        "-m",
+        "gptddp",
+        *train,
+        "--steps",
+        "2",
+    )
+    assert screen.process.wait(60) == 0 == screen.end()

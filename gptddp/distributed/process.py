@@ -64,7 +64,7 @@ def run(main: Callable[[], int | None]) -> None:
 
 def exit_now(code: int) -> NoReturn:
     """End the process without any cleaning up."""
-    with contextlib.suppress(OSError, ValueError):  # a closed pipe must not change the code
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed: the code stays
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import os
+import signal
 import sys
 
 from gptddp import errors, live
@@ -18,10 +20,14 @@ def shown() -> contextlib.AbstractContextManager[live.Screen]:
 
 
 def load_torch() -> None:
-    """Import torch with its launcher, and say so."""
+    """Import torch with its launcher, and say so. Ctrl-C ends the process: NumPy may swallow it."""
     with shown():
         live.phase("loading torch")
+        if (old := signal.getsignal(signal.SIGINT)) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, lambda *_: (live.wipe(), os._exit(130)))  # type: ignore[func-returns-value]
         import torch.distributed.run  # noqa: F401
+
+        signal.signal(signal.SIGINT, old)
 
 
 class VisibleFormatter(logging.Formatter):

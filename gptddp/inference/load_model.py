@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from gptddp import live
 from gptddp.checkpoint import run_state
 from gptddp.checkpoint.load import copy_into, load_newest, load_step
 from gptddp.checkpoint.run_state import configuration
@@ -70,6 +71,7 @@ def _of_run(
     """The model of a checkpoint. Refuses another tokenizer, also one of as many tokens, with `fix`:
     no id would mean the same.
     """
+    live.phase("loading the model")
     found = run_state.read(run)
     if step is not None:
         loaded = load_step(run, step, found.run_id)
@@ -103,8 +105,8 @@ def _net(
     config: Config, dataset: Dataset, tensors: Mapping[str, torch.Tensor], device: torch.device
 ) -> GPT:
     net = build(config, dataset.tokenizer().vocab_size, device)
-    live = {f"model.{name}": p.detach() for name, p in net.named_parameters()}
-    copy_into(live, {k: t for k, t in tensors.items() if k.startswith("model.")})
+    into = {f"model.{name}": p.detach() for name, p in net.named_parameters()}
+    copy_into(into, {k: t for k, t in tensors.items() if k.startswith("model.")})
     return net.eval()
 
 
@@ -127,6 +129,7 @@ def evaluate_model(
         use(config, world.device)
         most = tokens if tokens is not None else 1 << 62
         rows = eval_rows(dataset, config.seq_len, most, config.pack, split)
+        live.phase("evaluating")
         result = evaluate(net, rows, dataset.tokenizer(), config, world)  # all ranks
         assert result is not None  # nobody asks for a stop
     if world.rank:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from gptddp.click_types import Count
+from gptddp.distributed.report import load_torch, shown
 from gptddp.errors import ConfigError, visible
 
 
@@ -58,11 +59,13 @@ def sample(run: Path, data: str | None, step: int | None, prompt: str, **options
     gptddp sample runs/first --prompt "def" --tokens 100
     gptddp sample runs/first --temperature 1 --top-k 0 --top-p 0.9
     """
-    from gptddp.inference.load_model import load
-    from gptddp.model.generate import generate, text_of
-
     _check(prompt, options["temperature"], options["top_k"], options["top_p"])
-    net, tokenizer, found = load(run, data, step)
+    with shown():
+        load_torch()
+        from gptddp.inference.load_model import load
+        from gptddp.model.generate import generate, text_of
+
+        net, tokenizer, found = load(run, data, step)
     click.echo(f"step {found}, seed {options['seed']}", err=True)
     try:
         for piece in chain(
@@ -118,7 +121,9 @@ def evaluate(
     gptddp eval runs/first data
     torchrun --nproc-per-node 2 --no-python gptddp eval runs/first data -o json
     """
-    from gptddp.inference.load_model import as_line, evaluate_model
+    with shown():
+        load_torch()
+        from gptddp.inference.load_model import as_line, evaluate_model
 
-    if report := evaluate_model(model, dataset, split, step, tokens):
-        click.echo(json.dumps(report) if output else visible(as_line(report)))
+        if report := evaluate_model(model, dataset, split, step, tokens):
+            click.echo(json.dumps(report) if output else visible(as_line(report)))

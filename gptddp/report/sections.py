@@ -60,7 +60,7 @@ def tiles(run: RunRecord, state: str) -> Pairs:
     """The few numbers to see first."""
     rows = [("steps", f"{run.step:,}"), ("tokens", amount(number(run.last.get("tokens"))))]
     if state == "running" and (left_s := verdict.left_s(run)) is not None:
-        rows.append(("ETA", duration(left_s)))
+        rows.append(("ETA", duration(int(left_s))))
     labels = {"training loss": "loss", "validation loss": "val_loss", "bits per byte": "val_bpb"}
     for label, field in labels.items():
         if (known := run.newest(field)) is not None:

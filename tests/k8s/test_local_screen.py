@@ -51,6 +51,7 @@ def test_the_line_has_the_newest_step_and_the_numbers_of_rank_0s_log(tmp_path):
     assert progress.parts(up | {"worker-1": NEVER}) == ["pods 1/2"]
     log.write_text("[0.3 s] opening the dataset\n")
     assert progress.parts(up) == ["opening the dataset", "pods 2/2"]
+    assert progress.parts(dict.fromkeys(up, NEVER)) == ["pods 0/2"]  # nobody does anything
     (tmp_path / "log.9.jsonl").write_text('{"step": 121, "loss": 1.0}\n')
     newest = tmp_path / "log.10.jsonl"
     newest.write_text('{"step": 1, "loss": 3.0, "tok_s": 45210.3}\n{"step": 10, "lo')

@@ -106,3 +106,13 @@ def test_a_storage_that_fails_is_shown_until_it_works_again():
     assert progress(lines[1:2])["storage"] == "it fails: the pod's log says how"
     assert progress(lines)["storage"] is None
     assert progress([*lines[:2], "life 3: from memory, step 100 of 400"])["storage"] is None
+
+
+def test_what_was_before_another_world_is_not_shown_in_it():
+    """Neither the phase in which it was formed nor the speed and ETA of the other ranks."""
+    step = "step 130/400  loss 3.1002  lr 9.90e-04  44.0 k tok/s  4 ranks  ETA 1 min 20 s"
+    lost = "step 134: lost rank 2 (demo-worker-2): it hangs; 3 ranks go on after 0.4 s"
+    found = progress([step, "[9.5 s] forming another world"])
+    assert found["phase"] == "forming another world" and found["progress"]["left_s"] == 80
+    found = progress([step, "[9.5 s] forming another world", lost])
+    assert found["phase"] is found["progress"]["left_s"] is found["progress"]["tok_s"] is None

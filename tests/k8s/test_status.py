@@ -87,6 +87,15 @@ def test_status_has_formats_with_everything(k8s, running):
     assert "10.2.3.4" in k8s("status", "demo", "-o", "wide").stdout
 
 
+def test_a_job_that_has_ended_does_nothing_now(k8s, api):
+    """The last phase of its log is over."""
+    api.put(job("Succeeded"), pod(0, phase="Succeeded"))
+    lines = [*STEPS, "[70.1 s] waiting for Prometheus to read the last numbers"]
+    api.logs["demo-worker-0"] = Log([(at(n), line) for n, line in enumerate(lines)])
+    said = k8s("status", "demo").stdout
+    assert "130/400" in said and "now:" not in said
+
+
 def test_status_of_a_failed_job_names_the_log_to_read(k8s, api):
     """Exit code 0: the question was answered."""
     said = "gptddp.launch: rank 2: no dataset"

@@ -70,6 +70,7 @@ def test_the_state_is_what_the_files_say(tmp_path, written, state):
         (written / "faults/60.3.0.json").write_text(json.dumps(record | {"traceback": "Trace"}))
     page = draw(written, out=tmp_path / "report.html")
     assert f">{state}<" in verdict(page) and ("ETA" in Text(page).text) == (state == "running")
+    assert re.search(r"ETA(<[^>]*>)*\d+\.", page) is None  # whole seconds, as everywhere
     assert ("rank 0 (p-0): ValueError: odd" in verdict(page)) == (state == "failed")
 
 

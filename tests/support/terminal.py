@@ -14,9 +14,9 @@ import time
 from support.paths import ROOT
 
 # In a session of its own: the terminal is to be the one that Ctrl-C comes from.
-_BEGIN = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
-K8S = _BEGIN + "from gptddp.k8s import main; main()"
-GPTDDP = _BEGIN + "from gptddp.cli import cli; cli()"
+BEGIN = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+K8S = BEGIN + "from gptddp.k8s import main; main()"
+GPTDDP = BEGIN + "from gptddp.cli import cli; cli()"
 
 
 class Terminal:

@@ -39,7 +39,8 @@ class Progress:
         last = newest(Path(self._run_dir)) if self._run_dir else {}
         by_newest = last.get("world_size") or 0, last.get("time") or 0.0
         now = of_pods(begun, self._per_pod, *by_newest) if goes_on else World(0, is_stale=True)
-        pods = f"pods {sum(it != NEVER for it in begun.values())}/{len(begun)}"
+        up = sum(it != NEVER for it in begun.values())
+        pods, found["phase"] = f"pods {up}/{len(begun)}", found["phase"] if up else None
         done = (found["progress"] or {}) | last
         if not isinstance(done.get("step"), int):
             return [it for it in (found["phase"], pods) if it]

@@ -131,7 +131,8 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
         if _MOVED.match(line):
             found["stall"] = None
         if _BEGUN.match(line):
-            slow, found["storage"] = {}, None
+            slow, found["storage"], found["phase"] = {}, None, None
+            (found["progress"] or {}).update(tok_s=None, left_s=None)
     if found["progress"]:
         found["progress"]["slow"] = [{"name": it, "ratio": slow[it]} for it in slow]
     return found

@@ -30,6 +30,7 @@ def describe(facts: Facts) -> dict[str, Any]:
     found, state = why.causes(facts), why.state(facts.job, facts.queue)
     goes_on = state in (why.RUNNING, why.RESTARTING)
     now = world.of_job(facts) if goes_on else world.World(wanted_pods(job))
+    found_in_log |= {} if goes_on else {"phase": None}
     if done := found_in_log["progress"]:
         newest = (job.get("status") or {}).get("newest") or {}
         done |= {key: newest[key] for key in ("step", "loss", "tok_s") if key in newest}
