@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from gptddp import live
-from gptddp.distributed import pulse
-from gptddp.distributed.connect import FIRST_TIMEOUT_S
+from gptddp.distributed import connect, pulse
 from gptddp.distributed.lost import is_lost_peer, said
 from gptddp.distributed.members import AT_END, TOLD, LeaseAsked, Out, View
 from gptddp.errors import LifeLost, Stopped
@@ -111,7 +110,7 @@ class Worlds:
         self._noticed = self._noticed or time.monotonic()
         live.phase("forming another world")
         self._life.clock.enter("other")
-        pulse.allow(FIRST_TIMEOUT_S)
+        pulse.allow(connect.FIRST_TIMEOUT_S)
         if not self._life.live.is_whole and self._world.members:
             self._world.members.status("warm")
         view = self._newest()

@@ -185,8 +185,9 @@ def test_ranks_that_all_wait_for_data_for_ever_are_replaced(three):
     """Nobody is in a collective, and nobody misses anybody: each ends by its own pulse. What was
     committed goes on."""
     old = [three.worker(i) for i in range(3)]
+    step = three.steps()[-1]["step"] + 40  # in the same step, which nobody has come to yet
     for i in range(3):
-        three.order(i, "starve")
+        three.order(i, "starve", str(step))
     until(lambda: all(three.worker(i) != old[i] for i in range(3)), "new workers")
     three.goes_on(3)
     assert " hangs in next_batch (faulty_worker.py:" in three.log(0)

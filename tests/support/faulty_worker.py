@@ -91,7 +91,7 @@ def forward_backward(ddp: Any, batch: Any, targets: int, step: int, *rest: Any) 
 
 
 def next_batch(*args: Any) -> Any:
-    if ordered("starve", 0):
+    if ordered("starve", pulse.step()):
         time.sleep(600)
     return real_next_batch(*args)
 
