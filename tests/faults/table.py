@@ -26,7 +26,7 @@ SUMMARY = [
     ("All pods are killed at once", "the newest checkpoint goes on", (4, 6), "all pods"),
     ("A pod or a network link falls silent", "the majority goes on without it", (13, 15, 17),
      "majority"),
-    ("One of two pods falls silent", "the other one takes the lease of the run first", (13,),
+    ("Half of the pods fall silent", "the half that gets the lease of the run goes on", (13, 17),
      "lease"),
     ("Pods are added or taken away", "all finish the step, and go on", (30, 10), ""),
     *((f"A random pod or worker is killed every {every} s", "", (7,), f"every {every} s")

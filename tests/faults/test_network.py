@@ -53,10 +53,10 @@ OUT = "dropped by the majority of the others"
 
 
 @contextlib.contextmanager
-def cut(job, strike, what: str, *lost: int, world: int, on, off):
+def cut(job, strike, what: str, *lost: int, world: int, on, off, happens: str = OUT):
     """Cut the network, wait for the world without some, heal it, and wait for all pods."""
     pids = job.workers()
-    with strike(job, what, OUT, *lost, world=world, stays=True):
+    with strike(job, what, happens, *lost, world=world, stays=True):
         on()
     yield
     off()
@@ -124,8 +124,8 @@ def test_halves_that_do_not_hear_each_other(job, strike):
         for i in range(4):
             inside(i, "iptables -F OUTPUT")
 
-    what = "two and two pods do not hear each other"
-    with cut(job, strike, what, world=2, on=on, off=off):
+    halves = "two and two pods do not hear each other", "the half that gets the lease goes on"
+    with cut(job, strike, halves[0], world=2, on=on, off=off, happens=halves[1]):
         job.wait(3 if SHORT else 40)
     assert len(job.lives()) == 1
 
