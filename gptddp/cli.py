@@ -13,6 +13,7 @@ except ModuleNotFoundError as error:
     sys.exit(f"gptddp needs the package {error.name}: pip install 'gptddp[train]'")
 
 from gptddp import __version__, units
+from gptddp.click_types import HELP
 from gptddp.distributed.report import load_torch, shown
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
 from gptddp.files import FULL, MISPLACED, explain, may_pass
@@ -53,7 +54,7 @@ class _Group(click.Group):
             ctx.exit(1)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Group, context_settings=HELP)
 @click.version_option(__version__, prog_name="gptddp")
 def cli() -> None:
     """Pre-train GPT language models with PyTorch DDP."""

@@ -1,4 +1,4 @@
-"""Numbers and times as options of both programs take them, as people write them."""
+"""Options of both programs: help, and numbers and times as people write them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,10 @@ from typing import Any
 import click
 
 from gptddp import amounts
+
+# The context_settings of a group; and of its commands that others use too, as click keeps the help
+# of the first use.
+HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class _AsWritten(click.ParamType[Any]):

@@ -12,6 +12,7 @@ from gptddp.cli import cli
 from gptddp.config import FIELDS
 from gptddp.flags import MAIN, flag
 from gptddp.k8s.cli.main import cli as k8s_cli
+from gptddp.prepare.commands import prepare
 
 PROGRAMS = {"gptddp": cli, "gptddp-k8s": k8s_cli}
 COMMANDS = [(name, command) for name, it in PROGRAMS.items() for command in it.commands]
@@ -57,7 +58,8 @@ def test_a_narrow_terminal_wraps_a_summary(program):
 
 @pytest.mark.parametrize(("program", "name"), COMMANDS)
 def test_h_is_for_help(program, name):
-    """Of every command, as of `gptddp train`."""
+    """Of every command, as of `gptddp train`; also where another program has used it before."""
+    prepare.make_context("prepare", [".", "--out", "."])
     run = CliRunner().invoke(PROGRAMS[program], [name, "-h"], prog_name=program)
     assert run.exit_code == 0 and run.stdout.lower().startswith("usage: ")
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from gptddp.click_types import Count
+from gptddp.click_types import HELP, Count
 from gptddp.distributed.report import load_torch, shown
 from gptddp.errors import ConfigError, visible
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--prompt",
@@ -91,7 +91,7 @@ def _check(prompt: str, temperature: float, top_k: int, top_p: float) -> None:
         raise ConfigError(f"--top-p is {top_p}: use more than 0, and at most 1 for all tokens")
 
 
-@click.command("eval")
+@click.command("eval", context_settings=HELP)
 @click.argument("model", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("dataset", metavar="DATASET")
 @click.option("--step", type=int, metavar="N", help="Checkpoint step. [default: the newest valid]")

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+from gptddp.click_types import HELP
 from gptddp.units import size
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option("--out", metavar="DIR", required=True, help="Folder to make the dataset in.")
 @click.option(
