@@ -13,7 +13,8 @@ except ModuleNotFoundError as error:
     sys.exit(f"gptddp needs the package {error.name}: pip install 'gptddp[train]'")
 
 from gptddp import __version__, units
-from gptddp.click_types import HELP
+from gptddp.click_types import HELP, Summaries
+from gptddp.config import TRACKERS
 from gptddp.distributed.report import load_torch, shown
 from gptddp.errors import ConfigError, GptddpError, visible, visible_lines
 from gptddp.files import FULL, MISPLACED, explain, may_pass
@@ -22,15 +23,11 @@ from gptddp.prepare.commands import prepare
 from gptddp.sweep import sweep
 
 
-class _Group(click.Group):
+class _Group(Summaries):
     """A command that meets a user's mistake ends with a message and an exit code.
 
     An error of a volume that may pass, or is full, is exit code 1; a folder in a file's place, 2.
     """
-
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        cmd.short_help = (cmd.help or "").partition("\n")[0]  # click would cut it, not wrap it
-        super().add_command(cmd, name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -178,7 +175,7 @@ def log(ctx: click.Context, run: Path) -> None:
 @click.option(
     "--to",
     required=True,
-    type=click.Choice(["wandb", "trackio", "tensorboard"]),
+    type=click.Choice(TRACKERS),
     help="Tracker; its own environment variables say where it is.",
 )
 @click.option("--follow", is_flag=True, help="Go on until the standard input ends.")

@@ -1,4 +1,4 @@
-"""Options of both programs: help, and numbers and times as people write them."""
+"""What both programs have of click: their help, and numbers and times as people write them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +10,14 @@ from gptddp import amounts
 # The context_settings of a group; and of its commands that others use too, as click keeps the help
 # of the first use.
 HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Summaries(click.Group):
+    """A group whose help has whole sentences of its commands."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        cmd.short_help = (cmd.help or "").partition("\n")[0]  # click would cut it, not wrap it
+        super().add_command(cmd, name)
 
 
 class _AsWritten(click.ParamType[Any]):

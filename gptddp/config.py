@@ -22,6 +22,8 @@ KEPT = "kept"  # it stays as the run has it; another value that is given counts,
 # to is fixed by hashes, and what the device computes with as `precision`.
 START = "start"
 
+TRACKERS = ("wandb", "trackio", "tensorboard")  # see gptddp/track
+
 
 def _f(
     default: Any,
@@ -231,7 +233,7 @@ class Config:
     metrics_port: int = _f(
         None, START, "port of rank 0's metrics; 0, as by default: none", least=0, most=65535
     )
-    track: str = _f("none", START, "tracker: wandb, trackio, tensorboard, or none")
+    track: str = _f("none", START, f"tracker: {', '.join(TRACKERS)}, or none")
 
     def __post_init__(self) -> None:
         """Raise ConfigError with the field, the rule and a fix for anything that cannot work."""
@@ -261,7 +263,7 @@ _CHOICES = {
     "reduce": ("exact", "fast"),
     "device": ("cpu", "cuda"),
     "on_bad": ("fail", "quarantine"),
-    "track": ("none", "wandb", "trackio", "tensorboard"),
+    "track": ("none", *TRACKERS),
 }
 _MOST = 2**31 - 1  # of a whole number. All of these are far beyond any use
 

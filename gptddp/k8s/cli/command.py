@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from gptddp.click_types import Summaries
 from gptddp.errors import GptddpError, visible, visible_lines
 from gptddp.flags import Groups, in_groups
 from gptddp.k8s.exit_codes import BROKEN_PIPE, INTERRUPTED
@@ -67,12 +68,8 @@ class Command(click.Command):
             ) from None
 
 
-class Group(click.Group):
+class Group(Summaries):
     """Turns our errors into a message on stderr and their exit code; no traceback."""
-
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        cmd.short_help = (cmd.help or "").partition("\n")[0]  # click would cut it, not wrap it
-        super().add_command(cmd, name)
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line, and end the process with its exit code."""

@@ -7,11 +7,12 @@ used, so that the command starts fast.
 import click
 
 from gptddp import __version__
+from gptddp.click_types import HELP
 from gptddp.k8s.cli import change, doctor, list_command, observe, short_jobs, spec_commands
 from gptddp.k8s.cli.command import Group
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings=HELP)
 @click.version_option(__version__, message="gptddp-k8s %(version)s")
 def cli() -> None:
     """Train a GPT on Kubernetes: render, submit and run elastic PyTorchJobs."""
