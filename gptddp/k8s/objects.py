@@ -72,6 +72,12 @@ def wanted_pods(job: Object) -> int:
     return sum(map(replica_count, replica_specs(job).values()))
 
 
+def ranks_per_pod(job: Object) -> int | None:
+    """How many ranks each pod has; None where torchrun decides that, as for `auto`."""
+    text = str(job["spec"].get("nprocPerNode") or 1)
+    return int(text) if text.isdigit() else None
+
+
 def suspended(job: Object) -> bool:
     return bool((job.get("spec", {}).get("runPolicy") or {}).get("suspend"))
 

@@ -18,7 +18,7 @@ from gptddp.k8s.local import container, pods
 from gptddp.k8s.local.controller import Controller
 from gptddp.k8s.local.paths import relative_path
 from gptddp.k8s.local.screen import Progress, Screen
-from gptddp.k8s.objects import Object
+from gptddp.k8s.objects import Object, ranks_per_pod
 from gptddp.k8s.observe.world import NEVER
 from gptddp.k8s.render import manifest
 
@@ -72,9 +72,8 @@ class Runner:
         ]
         for pod in self.pods if verbose else []:
             self.screen.follow(f"worker-{pod.plan.index}", pod.log)
-        per_pod = str(job["spec"].get("nprocPerNode") or 1)
-        ranks = int(per_pod) if per_pod.isdigit() else 1
-        self.progress = Progress([pod.log for pod in self.pods], self.run_dir, ranks)
+        per_pod = ranks_per_pod(job) or 1
+        self.progress = Progress([pod.log for pod in self.pods], self.run_dir, per_pod)
         self.status_text = ""
         self.sessions: list[int] = []
         self.started = pods.utc_now()

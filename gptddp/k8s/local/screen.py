@@ -70,7 +70,7 @@ def newest(run: Path) -> dict[str, Any]:
     for generation in sorted(logs, reverse=True):
         with contextlib.suppress(ValueError, IndexError, TypeError):
             entry = json.loads(end_of(logs[generation], 4096, whole=True)[-1])
-            found = {key: entry.get(key) for key in _OF_STEP if key in entry}
+            found = {key: entry[key] for key in _OF_STEP if key in entry}
             return {k: it for k, it in found.items() if it is None or isinstance(it, int | float)}
     return {}
 

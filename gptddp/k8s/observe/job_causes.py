@@ -9,6 +9,7 @@ from gptddp.k8s.objects import (
     event_time,
     has_ended,
     is_ready,
+    ranks_per_pod,
     seconds,
     started,
     wanted_pods,
@@ -88,13 +89,12 @@ def no_step(facts: Facts) -> Iterator[Cause]:
     running = seconds((condition(facts.job, "Running") or {}).get("lastTransitionTime"))
     if facts.log is None or not running or not _is_ours(facts):
         return
-    steps = rank_0_log.step_times(facts.log)
-    gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
+    step, gap_s = rank_0_log.pace(facts.log)
     quiet_s = facts.now - max(running, rank_0_log.newest(facts.log)[0])  # or rank 0 is a new one
-    if quiet_s < max(NO_STEP_S, 10 * max(gaps, default=0.0)):
+    if quiet_s < max(NO_STEP_S, 10 * (gap_s or 0.0)):
         return
     last = next((line.strip() for _, line in reversed(facts.log) if line.strip()), "")
-    since = "no new step" if steps else "not one step"
+    since = "no new step" if step is not None else "not one step"
     ready = sum(map(is_ready, facts.pods))
     text = (
         f"{ready} of {wanted_pods(facts.job)} pods run, and {since} was logged for "
@@ -107,10 +107,10 @@ def no_step(facts: Facts) -> Iterator[Cause]:
 def left_out(facts: Facts) -> Iterator[Cause]:
     """All pods are ready, and for a while fewer ranks have done each step; of jobs of ours only."""
     ready = [pod for pod in facts.pods if is_ready(pod)]
-    per_pod = str(facts.job["spec"].get("nprocPerNode") or 1)
-    if not facts.log or not _is_ours(facts) or not per_pod.isdigit():
+    per_pod = ranks_per_pod(facts.job)
+    if not facts.log or not _is_ours(facts) or per_pod is None:
         return
-    wanted = len(ready) * int(per_pod)
+    wanted = len(ready) * per_pod
     since = max((started(pod) for pod in ready), default=0.0) + JOIN_S
     fewer: list[tuple[float, int]] = []  # of the lines at the end
     for at, line in facts.log:

@@ -146,9 +146,14 @@ def world(log: Log) -> tuple[int, float]:
     return 0, 0.0
 
 
-def step_times(log: Log) -> list[float]:
-    """When the lines of steps came, in unix seconds."""
-    return [at.timestamp() for at, line in log if at and _STEP.search(line)]
+def pace(log: Log) -> tuple[float | None, float | None]:
+    """When the newest line of a step came (unix seconds), and the longest gap between two of them.
+
+    None for what is not known.
+    """
+    times = [at.timestamp() for at, line in log if at and _STEP.search(line)]
+    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    return times[-1] if times else None, max(gaps, default=None)
 
 
 def ranks(line: str) -> int | None:

@@ -30,7 +30,8 @@ def describe(facts: Facts) -> dict[str, Any]:
     found, state = why.causes(facts), why.state(facts.job, facts.queue)
     goes_on = state in (why.RUNNING, why.RESTARTING)
     now = world.of_job(facts) if goes_on else world.World(wanted_pods(job))
-    found_in_log |= {} if goes_on else {"phase": None}
+    if not goes_on:
+        found_in_log["phase"] = None
     if done := found_in_log["progress"]:
         newest = (job.get("status") or {}).get("newest") or {}
         done |= {key: newest[key] for key in ("step", "loss", "tok_s") if key in newest}
@@ -62,9 +63,10 @@ def describe(facts: Facts) -> dict[str, Any]:
 
 def _is_quiet(facts: Facts) -> bool:
     """Is the line of the next step overdue?"""
-    times = rank_0_log.step_times(facts.log or ())
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
-    return bool(gaps) and facts.now - times[-1] > max(_QUIET_S, 3 * max(gaps))
+    step, gap_s = rank_0_log.pace(facts.log or ())
+    if step is None or gap_s is None:
+        return False
+    return facts.now - step > max(_QUIET_S, 3 * gap_s)
 
 
 def state_line(status: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gptddp.k8s.objects import is_ready, started, wanted_pods
+from gptddp.k8s.objects import is_ready, ranks_per_pod, started, wanted_pods
 from gptddp.k8s.observe import rank_0_log
 from gptddp.k8s.observe.facts import Facts
 
@@ -46,12 +46,12 @@ def of_pods(begun: Mapping[str, float], per_pod: int, ranks: int, at: float) -> 
 
 def of_job(facts: Facts) -> World:
     """By a job's pods, and what rank 0 or the run's own log says of its newest step."""
-    per_pod = str(facts.job["spec"].get("nprocPerNode") or 1)
+    per_pod = ranks_per_pod(facts.job)
     ranks, at = rank_0_log.world(facts.log or ())
     if step := (facts.job.get("status") or {}).get("newest"):  # of a local job
         ranks, at = step.get("world_size") or 0, step.get("time") or 0.0
-    if not per_pod.isdigit():  # `auto`
+    if per_pod is None:
         return World(wanted_pods(facts.job))
     pods = [pod for pod in facts.pods if pod["status"].get("phase") != "Succeeded"]
     begun = {pod["metadata"]["name"]: started(pod) if is_ready(pod) else NEVER for pod in pods}
-    return of_pods(begun | dict.fromkeys(facts.missing, NEVER), int(per_pod), ranks, at)
+    return of_pods(begun | dict.fromkeys(facts.missing, NEVER), per_pod, ranks, at)
