@@ -19,14 +19,18 @@ def shown() -> contextlib.AbstractContextManager[live.Screen]:
     return live.shown(draws=not is_launched(), speaks=lambda: ranks().rank == 0)
 
 
-def load_torch() -> None:
-    """Import torch with its launcher, and say so. Ctrl-C ends the process: NumPy may swallow it."""
+def load_torch(launcher: bool = False) -> None:
+    """Import torch, and say so. Ctrl-C ends the process: NumPy may swallow it. launcher: torchrun's
+    modules too.
+    """
     with shown():
         live.phase("loading torch")
         if (old := signal.getsignal(signal.SIGINT)) is signal.default_int_handler:
             signal.signal(signal.SIGINT, lambda *_: (live.wipe(), os._exit(130)))  # type: ignore[func-returns-value]
-        import torch.distributed.run  # noqa: F401
+        import torch  # noqa: F401
 
+        if launcher:
+            import torch.distributed.run  # noqa: F401
         signal.signal(signal.SIGINT, old)
 
 

@@ -234,7 +234,7 @@ class Launcher:
             # before torch: the others see us at once
             os.environ["GPTDDP_MEMBERS"] = self.mesh.start()
             stack.callback(lambda: self.mesh.close("its launcher has ended"))
-            load_torch()  # a second or two
+            load_torch(launcher=True)  # a second or two
             check_torch()
             self.worker = Worker(folder, self.local_rank, self._name, _say, self._crashed)
             start_server(folder)
