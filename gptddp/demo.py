@@ -23,10 +23,9 @@ from typing import Any
 from gptddp import units
 from gptddp.errors import GptddpError
 from gptddp.files import read_json
+from gptddp.report import run_record
 from gptddp.run import summary
-from gptddp.run.directory import SAMPLES
 from gptddp.run.history import history, read_ledger
-from gptddp.run.json_lines import parse
 
 NAME = "demo"
 VICTIM = f"{NAME}-worker-2"
@@ -128,8 +127,7 @@ def report(run: Path, data: Path, killed: float | None) -> bool:
 
 def samples(run: Path) -> None:
     """Print what the model wrote after its first evaluation, one in the middle and the last."""
-    lines = filter(None, map(parse, (run / SAMPLES).read_bytes().splitlines()))
-    texts = {line["step"]: line["text"] for line in lines}
+    texts = run_record.samples(run)
     losses = {line["step"]: line["val_bpb"] for line in history(run) if "val_bpb" in line}
     steps = sorted(texts.keys() & losses.keys())
     say("How a file begins, as the model has it")

@@ -76,7 +76,7 @@ class RunRecord:
 
 def read(path: Path) -> RunRecord:
     """All that the page needs of one run. Raises OSError."""
-    run = RunRecord(path, read_ledger(path), list_checkpoints(path), _faults(path), _samples(path))
+    run = RunRecord(path, read_ledger(path), list_checkpoints(path), _faults(path), samples(path))
     newest = _read_log(run)
     _read_lives(run, newest)
     return run
@@ -147,7 +147,7 @@ def _add(run: RunRecord, line: dict[str, Any]) -> None:
     run.last = line
 
 
-def _samples(path: Path) -> dict[int, str]:
+def samples(path: Path) -> dict[int, str]:
     """The texts that rank 0 has written, by step: of several lives the newest's."""
     found: dict[int, tuple[int, str]] = {}
     with contextlib.suppress(OSError), (path / SAMPLES).open("rb") as file:
