@@ -15,7 +15,7 @@ from gptddp.files import exists, make_folder, write_atomic
 from gptddp.report import curves, strip
 from gptddp.report.run_record import RunRecord, read
 from gptddp.report.sections import compared, sections
-from gptddp.report.side_by_side import names_of, side_by_side
+from gptddp.report.side_by_side import names_of, table_of
 
 MARK = b'<meta name="generator" content="gptddp report">'
 EVERY_S = 5  # from one page to the next, at least
@@ -105,6 +105,6 @@ def render(
         figures=figures,
         long=max(len(run.steps) for run in runs) > curves.MANY,
         runs=drawn,
-        compared=compared(side_by_side([it.path for it in runs])) if len(runs) > 1 else None,
+        compared=compared(table_of([it.path for it in runs], runs)) if len(runs) > 1 else None,
         every_s=every_s,
     )

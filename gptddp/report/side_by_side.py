@@ -69,7 +69,11 @@ def find(folder: Path) -> Iterator[Path]:
 
 def side_by_side(runs: Sequence[Path]) -> Table:
     """The table of runs in any state: one that cannot be read has a row that says so."""
-    read = list(map(_read, runs))
+    return table_of(runs, list(map(_read, runs)))
+
+
+def table_of(runs: Sequence[Path], read: Sequence[RunRecord | OSError]) -> Table:
+    """The table of runs, with what was read of each."""
     known = [it for it in read if isinstance(it, RunRecord)]
     measure, caption = _measure(known)
     every = [it for it in map(_settings, known) if it]
