@@ -90,7 +90,7 @@ def scaled(preset: dict[str, Any], c: Any) -> dict[str, Any]:  # c: see wrong_sh
     size = preset["n_embd"] // preset["n_head"]
     width = c.n_embd or math.ceil(_WIDTH * c.depth / size) * size
     heads = c.n_head or max(1, width // size)
-    groups = range(1, min(preset["kv_heads"] or heads, heads) + 1)
+    groups = range(1, (preset["kv_heads"] or heads) + 1)
     blocks = 12 * (c.n_layer or c.depth) * width**2  # parameters, as GPT-2 has them
     grown = blocks / (12 * preset["n_layer"] * preset["n_embd"] ** 2)
     seq_len, lanes = c.seq_len or preset["seq_len"], c.lanes or preset["lanes"]

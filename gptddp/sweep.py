@@ -108,6 +108,7 @@ def _train_all(runs: "Mapping[str, Config]") -> dict[str, int]:
     from ctypes import CDLL
 
     from gptddp.checkpoint.run_state import why_finished
+    from gptddp.distributed.process import PR_SET_PDEATHSIG
     from gptddp.flags import given, to_args
 
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -122,8 +123,8 @@ def _train_all(runs: "Mapping[str, Config]") -> dict[str, int]:
         _say(f"[{count}/{len(runs)}] {name}\n$ gptddp train {shlex.join(args)}")
         command = [sys.executable, "-m", "gptddp.train", *args]
         # In a session of its own, as the terminal's Ctrl-C is to reach it once, from here. And the
-        # kernel is to stop it where this process is killed: PR_SET_PDEATHSIG is 1.
-        tie = partial(CDLL(None).prctl, 1, signal.SIGTERM, 0, 0, 0)
+        # kernel is to stop it where this process is killed.
+        tie = partial(CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         child = subprocess.Popen(command, start_new_session=True, preexec_fn=tie)
         try:
             code = child.wait()
