@@ -121,7 +121,7 @@ def wait_for_readers(recorder: Recorder | None, world: World, stop: StopFlag) ->
     Together: the first pod that has exited would make the operator delete the others.
     """
     if recorder:
-        live.phase("waiting for Prometheus to read the last numbers")
+        live.phase("waiting until the last numbers are read")
         recorder.last_numbers()
     while True:
         flags = [recorder is not None and recorder.awaits_readers, stop.asked]
