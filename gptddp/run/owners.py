@@ -88,22 +88,29 @@ class Owners:
             elif kind in ("end", "world"):
                 self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
                 self.survived = kind == "world" or bool(event.get("survived", event.get("phases")))
+            of_log = kind == "checkpoint" or (kind == "end" and not self.survived)
+            if of_log and event.get("step", math.inf) <= self.moved_step:
+                return  # begun in the world before, which had a table of its own
+            newer_s = 0.0
+            if phases := event.get("phases"):
+                rows = {str(name): [float(it) for it in row] for name, row in phases.items()}
+                newer_s = self._hear(rows)
             if kind != "checkpoint" and "since_s" in event:
                 since_s = float(event["since_s"])
-                self.since_s = since_s if 0 <= since_s < math.inf else None
-            if kind == "checkpoint" and event.get("step", math.inf) <= self.moved_step:
-                return  # begun in the world before, which had a table of its own
-            if phases := event.get("phases"):
-                self._hear({str(name): [float(it) for it in row] for name, row in phases.items()})
+                self.since_s = max(0.0, since_s - newer_s) if 0 <= since_s < math.inf else None
             if kind == "world":  # from here on the phases are of other ranks
                 self._next(event, self.redo_until)
                 self.moved_step = int(event["step"])
 
-    def _hear(self, phases: dict[str, list[float]]) -> None:
-        rows = phases.values()
-        fits = all(len(it) == self.world_size and 0 <= min(it) <= max(it) < math.inf for it in rows)
-        if fits and _of_rank(phases, 0) >= _of_rank(self.phases, 0):
+    def _hear(self, phases: dict[str, list[float]]) -> float:
+        """Take this table unless the known one is newer; by how many seconds that is."""
+        for row in phases.values():
+            if not (len(row) == self.world_size and 0 <= min(row) <= max(row) < math.inf):
+                return 0.0
+        newer_s = _of_rank(self.phases, 0) - _of_rank(phases, 0)
+        if newer_s <= 0:
             self.phases = phases
+        return max(0.0, newer_s)
 
     def _next(self, start: Mapping[str, Any], redo_until: int = 0) -> None:
         """What was before is over: its seconds, and those until this, have their owners."""

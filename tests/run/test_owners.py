@@ -188,6 +188,19 @@ def test_what_was_between_the_last_agreement_and_the_next_life(end, owned):
     assert owned_by(ONE["start"], end, life(2, 1040.0, 2, init=1.0)["start"]) == owned
 
 
+def test_what_a_log_tells_of_a_killed_life_counts_no_second_twice():
+    """Its last table may be older than that of the last save, or of the world before."""
+    save = {"event": "checkpoint", "generation": 1, "step": 7, "phases": ONE["phases"]}
+    end = LOST | {"phases": {"step": [12.0] * 2}, "since_s": 18.0, "survived": False}
+    assert owned_by(ONE["start"], save, end, life(2, 1040.0, 2, init=1.0)["start"]) == DONE
+    away = {"event": "world", "generation": 1, "phases": ONE["phases"], "since_s": 1.0}
+    away |= {"time": 1025.0, "at": 1023.0, "step": 9, "world_size": 1}
+    end = LOST | {"phases": {"step": [12.0]}, "since_s": 8.0, "survived": False, "at": 1022.0}
+    second = life(2, 1040.0, 1, init=1.0)["start"]
+    found = owned_by(ONE["start"], away, end, second)
+    assert found == {"start": 4, "training": 40, "detection": 2, "reforming": 2 + 15}
+
+
 def test_steps_done_again_and_lost_again_are_done_again():
     """All ranks killed for the second time, before the run has got any further."""
     start = ONE["start"] | {"step": 3, "redo": 6}
