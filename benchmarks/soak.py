@@ -5,7 +5,7 @@
 Four local pods train the model `tiny` on the Python source on this machine, prepared as the demo
 prepares it. Every so often one, drawn at random, is killed: the pod with all its processes, or its
 training process. Goodput is the seconds of the steps that count over the seconds that passed, both
-from the run's own books, between the first step and the last; what is missing is split as the
+from the run's own records, between the first step and the last; what is missing is split as the
 ledger's `world` events have it.
 """
 

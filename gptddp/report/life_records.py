@@ -65,7 +65,7 @@ class LifeRecord:
         """Seconds from the end of the life before to its first step; {}: not known, or none."""
         if not self.free_since or self.took_over:
             return {}
-        before = "reforming" if self.follows_fault else "stopped"  # nobody forms a world then
+        before = "recovery" if self.follows_fault else "stopped"  # nobody forms a world then
         until, took = float(self.start["time"]), number(self.start.get("seconds"))
         gap = max(0.0, until - self.free_since)
         return {before: gap - min(gap, max(0.0, took)), "reload": min(gap, max(0.0, took))}

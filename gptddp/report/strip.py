@@ -84,7 +84,7 @@ def stretches(run: RunRecord) -> list[Stretch]:
             for phase, row in table.items():
                 recorded[OWNERS.index(owner_of(phase, world.follows_fault))] += row
             # a rank that began later than rank 0 was still being formed, or started
-            later = OWNERS.index("reforming" if world.follows_fault else "start")
+            later = OWNERS.index("recovery" if world.follows_fault else "start")
             recorded[later] += recorded[:, 0].sum() - recorded.sum(0)
             seconds = recorded - before  # less than 0 where a second was given to another phase
             rest -= seconds.sum(1)
@@ -98,7 +98,7 @@ def stretches(run: RunRecord) -> list[Stretch]:
 def _in_order(begin: float, end: float, seconds: np.ndarray) -> list[Stretch]:
     """The first table of a world: what comes before its steps, and then these."""
     before = np.zeros_like(seconds)
-    for activity in map(OWNERS.index, ("start", "reforming", "reload")):
+    for activity in map(OWNERS.index, ("start", "recovery", "reload")):
         before[activity] = seconds[activity]
     middle = min(end, begin + float(before[:, 0].sum()))
     return [Stretch(begin, middle, before), Stretch(middle, end, seconds - before)]
@@ -108,7 +108,7 @@ def _unrecorded(
     world: WorldRecord, following: WorldRecord | None, until: float, rest: np.ndarray
 ) -> Iterator[Stretch]:
     """What is in no table: of this world's ranks, then of those that waited to be the next."""
-    between = [OWNERS.index(it) for it in ("reforming", "stopped")]
+    between = [OWNERS.index(it) for it in ("recovery", "stopped")]
     own = np.maximum(rest, 0.0)
     own[between] = 0.0
     own = np.where(own > _LEAST_S, own, 0.0) / world.world_size

@@ -1,1 +1,1 @@
-"""The run directory, its books and the plain data of a run, for `checkpoint` and above."""
+"""The run directory, its records and the plain data of a run, for `checkpoint` and above."""

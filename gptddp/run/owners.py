@@ -1,8 +1,8 @@
-"""Every rank-second of a run has an owner, over all lives and between them.
+"""Where every rank-second of a run went: a category ("owner") for each, over all lives.
 
-A life tells where the seconds of each of its ranks went, by phase (training/clock.py), with every
-checkpoint and at its end; what is between that and the next life was spent noticing the fault and
-forming the world again. The owners add up to the elapsed time, times the ranks that there were.
+A life records the seconds of each rank by phase (training/clock.py) with every checkpoint and at
+its end. The time from there to the next life went to detection and recovery. The categories add up
+to the elapsed time, times the number of ranks.
 """
 
 import math
@@ -12,30 +12,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ABOUT = {
-    "training": "steps that no life had finished before",
-    "waiting": "for a slower rank",
+    "training": "steps done for the first time",
+    "waiting": "waiting for a slower rank",
     "data": "waiting for the rows of a step",
     "evaluation": "measuring the validation loss",
-    "checkpoint": "what saves take from training, and the last save of a life",
-    "redone": "steps that a lost life had finished",
-    "detection": "from the last step, the one in flight included, until a fault was noticed",
-    "reforming": "until all ranks of the next life had begun",
-    "reload": "of a life after a fault, until its first step was done",
-    "start": "of a first life, or one after a stop, until its first step was done",
-    "stopped": "nobody trained, and nobody was meant to",
-    "books": "log, ledger and metrics, on rank 0",
+    "checkpoint": "the part of a save that stops training, and the last save before a stop",
+    "redone": "steps done again, because the result of the first time was lost",
+    "detection": "from the last finished step until a fault was noticed",
+    "recovery": "from then until all remaining ranks, and new ones, had the state",
+    "reload": "a start after a fault, until its first step was done",
+    "start": "the first start, or one after a stop, until its first step was done",
+    "stopped": "nobody trained, on purpose",
+    "logging": "writing log, ledger and metrics, on rank 0",
     "other": "the rest of the loop",
 }
 OWNERS = tuple(ABOUT)
 LOSSES = OWNERS[1:]
-OF_FAULTS = ("redone", "detection", "reforming", "reload")
+OF_FAULTS = ("redone", "detection", "recovery", "reload")
 _OF_PHASE = {
     "step": "training",
     "wait": "waiting",
     "data_wait": "data",
     "eval": "evaluation",
     "checkpoint": "checkpoint",
-    "books": "books",
+    "logging": "logging",
     "redo": "redone",
 }
 _BEFORE_STEPS = ("init", "restore", "warmup")
@@ -139,7 +139,7 @@ class Owners:
             seconds[owner_of(phase, self.follows_fault)] += sum(row)
         of_0 = _of_rank(self.phases, 0)
         # a rank that began later than rank 0 was still being formed, or started
-        later = "reforming" if self.follows_fault else "start"
+        later = "recovery" if self.follows_fault else "start"
         for rank in range(self.world_size if self.phases else 0):
             seconds[later] += of_0 - _of_rank(self.phases, rank)
         if not self.generation:
@@ -160,7 +160,7 @@ class Owners:
             # by either clock: they may differ, and jump
             gaps = [gap for gap in (until - ended, until - phases_end - spent) if gap >= 0]
             stopped = self.stop_time is not None and not fault
-            seconds["stopped" if stopped else "reforming"] += min(gaps, default=0.0) * world_size
+            seconds["stopped" if stopped else "recovery"] += min(gaps, default=0.0) * world_size
         return seconds
 
     def _until(self, ended: float, phases_end: float, most: float = math.inf) -> float:

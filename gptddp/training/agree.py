@@ -24,7 +24,7 @@ class Agreed:
     late: int  # so many of them long ago
     news: int  # so many know that the world is to be another
     save: bool  # rank 0 saves the state after this step
-    generation: int  # of rank 0's books; 0: it does not have them yet
+    generation: int  # of rank 0's records; 0: it does not have them yet
     logged: int  # up to this step the log is durable, as far as rank 0's life has written it
     train_s: float  # seconds of training before the step, on rank 0, in whole microseconds
     cursors: np.ndarray  # (lanes, 3) int64: where every lane stands after the step
@@ -48,14 +48,14 @@ def agree(
     """
     head = [batch.targets, batch.fp & _LOW, batch.fp >> 32, int(batch.bad >= 0), *map(int, said)]
     generation, logged, train_s = of_0
-    books = [generation, logged, round(min(train_s, _MOST_S) * 1e6)]
-    head += books if world.rank == 0 else [0, 0, 0]
+    records = [generation, logged, round(min(train_s, _MOST_S) * 1e6)]
+    head += records if world.rank == 0 else [0, 0, 0]
     rows = spent.mine()
     mine = np.concatenate([np.array(head, dtype=np.int64), batch.cursors.ravel(), rows.ravel()])
     total = world.all_reduce(torch.from_numpy(mine)).numpy()
     end = len(mine) - rows.size
     spent.take(total[end:].reshape(rows.shape))
-    targets, low, high, bad, stop, late, news, save, *books = map(int, total[: len(head)])
+    targets, low, high, bad, stop, late, news, save, *records = map(int, total[: len(head)])
     return Agreed(
         targets=targets,
         fp=(low + (high << 32)) % 2**64,
@@ -64,8 +64,8 @@ def agree(
         late=late,
         news=news,
         save=save > 0,
-        generation=books[0],
-        logged=books[1],
-        train_s=books[2] / 1e6,
+        generation=records[0],
+        logged=records[1],
+        train_s=records[2] / 1e6,
         cursors=total[len(head) : end].reshape(batch.cursors.shape),
     )

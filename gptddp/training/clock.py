@@ -22,7 +22,7 @@ PHASES = (
     "data_wait",  # for the rows of a step
     "checkpoint",  # what a save, or a fingerprint, takes from training
     "eval",
-    "books",  # log, ledger and metrics, on rank 0
+    "logging",  # log, ledger and metrics, on rank 0
     "other",
 )
 STATES = {  # of rank 0, by its phase; the rest is training

@@ -8,15 +8,15 @@ from gptddp.run.progress import Progress
 from gptddp.training.parts import DUE, LifeParts
 
 
-def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
+def compare(life: LifeParts, layout: int, records: bool) -> tuple[int, bool]:
     """All ranks: compare what each has, and give the newest state to those that lack it.
 
     No hash of all tensors, which would take longer than all else: ranks that did the same steps on
     the same rows have the same state, and `Life.is_check_due` has it compared soon. But of the same
     step one may know what another was cut off in: that rows are left out, or the evaluation.
 
-    `layout`: of DDP's buckets on this rank; `books`: has it those of rank 0? Returns a rank that
-    had the newest state, and whether rank 0 lacks the books. Raises Diverged; LifeLost where no
+    `layout`: of DDP's buckets on this rank; `records`: has it those of rank 0? Returns a rank that
+    had the newest state, and whether rank 0 lacks the records. Raises Diverged; LifeLost where no
     rank has a state; ConfigError on a rank that would add up its gradients in another order.
     """
     world = life.world
@@ -24,7 +24,7 @@ def compare(life: LifeParts, layout: int, books: bool) -> tuple[int, bool]:
     place = step, len(life.progress.data.get("quarantined", ()))
     known = {it: life.line[it] for it in DUE if it in life.line}
     generation = life.recorder.generation if life.recorder else life.generation
-    mine = place, life.progress.chain_fp, layout, generation, books, machine(world.device), known
+    mine = place, life.progress.chain_fp, layout, generation, records, machine(world.device), known
     rows = world.gather(mine)  # all ranks
     places, chains, layouts, generations, have_books, machines, lines = zip(*rows, strict=True)
     if (newest := max(places))[0] < 0:

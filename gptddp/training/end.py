@@ -23,10 +23,10 @@ _READ_S = 0.2  # the same, while readers of the last numbers are waited for
 
 
 class Ending(threading.Thread):
-    """Rank 0 only: has the last state on disk, then says in the books how this life ended.
+    """Rank 0 only: has the last state on disk, then says in the records how this life ended.
 
     A thread, as the disk may hang. It tries again until the disk takes it or no try is left;
-    `done` says if it did. One for the books of a life: it goes on where a peer is lost meanwhile.
+    `done` says if it did. One for the records of a life: it goes on where a peer is lost meanwhile.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Ending(threading.Thread):
 def save_last(
     ending: Ending | None, world: World, asked: Callable[[], bool], step: int, stopped: bool
 ) -> bool:
-    """All ranks: wait for the last checkpoint and the books; False if a stop has ended the wait.
+    """All ranks: wait for the last checkpoint and the records; False if a stop has ended the wait.
 
     The ranks meet every second, so no collective times out while rank 0 waits for the disk. A stop
     lets the attempt in flight finish and allows no other. Raises OSError after ten minutes.

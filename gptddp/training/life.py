@@ -126,7 +126,7 @@ class Life(LifeParts):
         self.line = known if known.get("chain_fp") == chain else {}
 
     def _begun(self) -> None:
-        """All ranks: keep how these books begin, as long as it is not on rank 0's disk."""
+        """All ranks: keep how these records begin, as long as it is not on rank 0's disk."""
         begun = self.recorder.ledger.pending() if self.recorder else []
         self.live.begun(self.world.broadcast_value(begun, 0), self.step)  # all ranks
 
@@ -172,7 +172,7 @@ class Life(LifeParts):
         of_0 = (self.recorder.generation if self.recorder else 0), logged, now.train_s
         agreed = agree(batch, said, of_0, self.spent, self.world)
         self.live.forget(agreed.logged)
-        if agreed.generation > self.generation:  # a new rank 0 has the books
+        if agreed.generation > self.generation:  # a new rank 0 has the records
             self.generation = agreed.generation
             self._begun()  # all ranks
         now.train_s = agreed.train_s  # whichever rank's state is gone on from, it has what decided
@@ -288,7 +288,7 @@ class Life(LifeParts):
     def record(self) -> None:
         """Log the step. Raises NonFiniteError after too many in a row that are not finite."""
         if self.recorder:
-            self.clock.enter("books")
+            self.clock.enter("logging")
             self.recorder.step(self.line, self.progress, self._guard.since - self._began_step)
         self.clock.enter("other")
         if self.progress.skipped > self.config.max_skipped:

@@ -29,7 +29,7 @@ class LiveState:
         self.lines, self.events = dict(lines), events
 
     def begun(self, events: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Rank 0 has begun its books around `step`, and has not these events on its disk."""
+        """Rank 0 has begun its records around `step`, and has not these events on its disk."""
         self.events, self._events_step = events, step
 
     def keep_event(self, event: Mapping[str, Any], step: int) -> None:

@@ -38,7 +38,7 @@ class LifeParts:
     ) -> None:
         """`meta`: of the state that the life goes on from."""
         self.origin, self.config = origin, origin.config  # the run's, every field closed
-        self.generation = origin.generation  # of the books, which a new rank 0 begins anew
+        self.generation = origin.generation  # of the records, which a new rank 0 begins anew
         self.world, self.stop, self.clock, self.dataset = world, stop, clock, dataset
         self.progress = Progress.from_meta(meta)
         self.spent = RankSeconds(clock, world, world.device)

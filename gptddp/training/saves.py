@@ -107,8 +107,8 @@ class Saves:
                     self._events.emit("checkpoint", step=saved.step, error=saved.error)
                 else:
                     self._events.emit("checkpoint", **saved.committed())
-            books = self.writer, self._ledger, self._log
-            trouble = next(filter(None, (it.trouble(self._patience_s) for it in books)), None)
+            records = self.writer, self._ledger, self._log
+            trouble = next(filter(None, (it.trouble(self._patience_s) for it in records)), None)
             if bool(trouble) != bool(self.trouble):
                 self._events.emit("storage", fails=bool(trouble), trouble=trouble)
             self.trouble = trouble

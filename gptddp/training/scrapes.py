@@ -101,7 +101,7 @@ class Scrapes(Collector):
         return server
 
     def close(self) -> None:
-        """Let go of the port, in the thread that has it: other books may come to this process."""
+        """Let go of the port, in the thread that has it: other records may come to this process."""
         self._over.set()
 
     def expect_last(self) -> None:

@@ -1,7 +1,7 @@
 """A new rank 0: lease, ledger, log and metrics are taken over while the steps go on.
 
 The rank 0 before has left none of it in good order. What it has not brought to the disk all ranks
-have kept (live_state.py). The books go on in a generation of their own, as after any life: so
+have kept (live_state.py). The records go on in a generation of their own, as after any life: so
 whatever the lost one still writes is told from what this one does.
 """
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Takeover(threading.Thread):
-    """Rank 0 only, from the loss of the one before until it has the books."""
+    """Rank 0 only, from the loss of the one before until it has the records."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Takeover(threading.Thread):
         lease: Lease | None,
         follows: bool,
     ) -> None:
-        """`end`: of the rank 0 before, which may have been lost before the others knew its books.
+        """`end`: of the rank 0 before, which may have been lost before the others knew its records.
         `lease`: where this process has had to take it before; `follows`: it is free, as a majority
         knows that its holder is not in the world.
         """
@@ -63,13 +63,13 @@ class Takeover(threading.Thread):
         self.start()
 
     def recorder(self) -> Recorder | None:
-        """The books, as soon as they are there. Raises what has kept this process from them."""
+        """The records, as soon as they are there. Raises what has kept this process from them."""
         if self._error is not None:
             raise self._error
         return self._made
 
     def give_up(self) -> None:
-        """No majority is heard any more, so another may have the books: let the lease go."""
+        """No majority is heard any more, so another may have the records: let the lease go."""
         self._is_over = True
         if self.lease:
             self.lease.close()
@@ -91,7 +91,7 @@ class Takeover(threading.Thread):
                     break
                 why = explain(error) if isinstance(error, OSError) else str(error)
                 if why != said:
-                    log.warning("rank 0 cannot take the books over yet: %s", why)
+                    log.warning("rank 0 cannot take the records over yet: %s", why)
                 said = why
                 time.sleep(_RETRY_S)
         if self._is_over:  # since then
@@ -104,7 +104,7 @@ class Takeover(threading.Thread):
         recorder = Recorder(origin, life.dataset, lease, life.world, life.spent, life.stop)
         about = life.tensors, life.net.n_params(), now, life.machines
         last, kept = origin.generation - 1, self._kept
-        if last > self._known:  # books that this rank has not heard of
+        if last > self._known:  # records that this rank has not heard of
             kept = [*kept, {**self._end, "generation": last}]
         try:
             recorder.begin(*about, self._lines, kept)
@@ -123,7 +123,7 @@ class Takeover(threading.Thread):
         claim = Claim(run, world.job, world.life, follows, known=True)
         while (lease := patiently(lambda: claim.poll(_POLL_S))) is None:
             if self._is_over:
-                raise LifeLost("the books are given up")
+                raise LifeLost("the records are given up")
         return lease
 
     def _origin(self) -> Origin:
@@ -180,7 +180,7 @@ class Proof:
         """The lease, where this process has it now; waits for so long at most."""
         if self._takeover:
             time.sleep(seconds)
-            self._takeover.recorder()  # raises what has kept it from the books
+            self._takeover.recorder()  # raises what has kept it from the records
             self._lease = self._takeover.lease
             if self._lease:
                 self._lease.check()

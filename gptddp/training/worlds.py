@@ -50,7 +50,7 @@ class Worlds:
         self.is_over = False  # the life has come to its end
         self.ends = False  # agreed: the world does, after the step that is done
         self.save_soon = False  # somebody has gone with the state, or waits with it
-        self.takeover: Takeover | None = None  # on a new rank 0, until it has the books
+        self.takeover: Takeover | None = None  # on a new rank 0, until it has the records
         self._life, self._world, self._sums = life, life.world, sums
         view = self._world.view
         # the last view that was taken; None: the first world is there, or is static
@@ -89,8 +89,8 @@ class Worlds:
             moved = self.ends or not life.live.is_whole  # the second: it has just come
             if moved:
                 self._form()
-                books = life.recorder is not None or self.takeover is not None
-                self._tell(*compare(life, self._sums.layout(), books))
+                records = life.recorder is not None or self.takeover is not None
+                self._tell(*compare(life, self._sums.layout(), records))
             life.go_on(moved)
             if members := self._world.members:
                 members.post("origin", introduction(life))
@@ -153,7 +153,7 @@ class Worlds:
                 members.broken(self._world.view)
 
     def _prove(self, asked: LeaseAsked) -> Proof:
-        """A minority gives the books up, those that it is about to have as well."""
+        """A minority gives the records up, those that it is about to have as well."""
         if asked.how != "tie":
             if self.takeover:
                 self.takeover.give_up()
@@ -178,7 +178,7 @@ class Worlds:
         self._life.live.is_whole = self._life.stop.holds = False
 
     def _tell(self, giver: int, is_new: bool) -> None:
-        """All ranks: what has become of the world, for the books; rank 0 may be new to them."""
+        """All ranks: what has become of the world, for the records; rank 0 may be new to them."""
         life, world, view = self._life, self._world, self._world.view
         assert view and self._noticed is not None
         event: Any = None
@@ -224,7 +224,7 @@ class Worlds:
             self.takeover.events.append(event)
 
     def _take_over(self, event: dict[str, Any], view: View) -> None:
-        """All ranks keep how the rank 0 before has ended; the present one takes the books over."""
+        """All ranks keep how the old rank 0 ended; the present one takes over its records."""
         life = self._life
         end = {it: event[it] for it in ("time", "generation", "step", "at", "phases", "since_s")}
         lost = moves.lost(event) or "rank 0 had to let the run go, as no majority was heard"
@@ -322,7 +322,7 @@ class Worlds:
             self._world.members.leave(AT_END)
 
     def take_books(self) -> None:
-        """On a new rank 0: has it the books now? Then they get what has happened meanwhile."""
+        """On a new rank 0: has it the records now? Then they get what has happened meanwhile."""
         life = self._life
         if self.takeover and (recorder := self.takeover.recorder()):
             for event in self.takeover.events:
@@ -339,7 +339,7 @@ class Worlds:
                     recorder.completed(line, "val_loss" in line)
 
     def wait_for_books(self) -> None:
-        """All ranks: rank 0 has the books before the life ends."""
+        """All ranks: rank 0 has the records before the life ends."""
         while True:
             self.take_books()
             waits = torch.tensor([self.takeover is not None], dtype=torch.int64)

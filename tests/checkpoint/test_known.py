@@ -63,7 +63,7 @@ BOOKS = {
 
 @pytest.mark.parametrize("harm", BOOKS)
 def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(run, root, capsys, harm):
-    """Exit code 4, with the names that the books know and the fix; nothing is trained or begun."""
+    """Exit code 4, with the names that the records know and the fix; nothing is trained."""
     log = root.with_name("log.3.jsonl").read_bytes()
     harm(root)
     assert run("--steps", "8") == 4

@@ -39,7 +39,7 @@ def test_a_worker_and_the_pod_of_rank_0_are_killed(job, corpus, tmp_path):
 
     events = read_ledger(job.folder)
     starts = [it for it in events if it["event"] == "start"]
-    assert [it["redo"] for it in starts] == [0, 0]  # the second: of the books, by a new rank 0
+    assert [it["redo"] for it in starts] == [0, 0]  # the second: of the records, by a new rank 0
     worlds = [it for it in events if it["event"] == "world"]
     lost = [(it["pod"], it["rank"]) for world in worlds for it in world["lost"]]
     assert lost == [("pod-1", 1), ("pod-0", 0)]

@@ -45,7 +45,7 @@ def put_back(tmp_path) -> None:
     shutil.copytree(tmp_path / "kept", tmp_path / "run")
 
 
-def books(run) -> tuple[list, dict, str]:
+def records(run) -> tuple[list, dict, str]:
     """Of each step all its numbers; the newest start; the run id in config.json."""
     found = [[line.get(k) for k in (*FIELDS, *SOME)] for line in history(run)]
     start = [event for event in read_ledger(run) if event["event"] == "start"][-1]
@@ -69,7 +69,7 @@ def test_a_read_that_fails_once_is_no_end_of_the_run(
         put_back(tmp_path)
         with reads.failing(code, at=at):
             assert run(*FLAGS, "--steps", "6") == 0, at
-        found, start, saved = books(tmp_path / "run")
+        found, start, saved = records(tmp_path / "run")
         return [found, start["source"], start["step"], start["run_id"], saved]
 
     whole, number, over = again(None), len(reads.seen), 0
@@ -90,7 +90,7 @@ def test_a_write_that_fails_once_is_no_end_of_the_run(
     kind, done, run, undisturbed, tmp_path, monkeypatch, caplog
 ):
     """EIO at any write of the run directory, as it is asked for or when it is done: the same run,
-    bit for bit, with the same books; the log says what has failed."""
+    bit for bit, with the same records; the log says what has failed."""
     monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
     monkeypatch.setattr(lines, "RETRY_S", 0.01)
     begin(kind, run, tmp_path)
@@ -102,7 +102,7 @@ def test_a_write_that_fails_once_is_no_end_of_the_run(
         caplog.clear()
         with writes.failing(errno.EIO, at, done):
             assert run(*FLAGS, "--steps", "6") == 0, at
-        found, start, saved = books(tmp_path / "run")
+        found, start, saved = records(tmp_path / "run")
         events = [event["event"] for event in read_ledger(tmp_path / "run")]
         assert saved == start["run_id"]
         return [found, events, start["source"], start["step"], sorted(os.listdir(tmp_path / "run"))]

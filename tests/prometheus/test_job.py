@@ -71,7 +71,7 @@ class Story:
         until(lambda: self.prometheus.value(query) == starts, "a scrape")
 
     def moves(self, world_size: int) -> None:
-        """Wait until so many ranks go on, with another rank 0 that has the books."""
+        """Wait until so many ranks go on, with another rank 0 that has the records."""
         starts = self.starts()
         self.job.goes_on(world_size)
         until(lambda: self.starts() > starts, "another rank 0")
@@ -187,13 +187,13 @@ def test_changes_of_the_world_are_those_of_the_ledger(story):
 
 
 def test_phases_of_the_last_rank_0_are_those_of_the_ledger(story):
-    """To the millisecond, in each phase; with the last save, which ends after the books do."""
+    """To the millisecond, in each phase; with the last save, which ends after the records do."""
     stop = read_ledger(story.job.folder)[-1]
     assert (stop["event"], stop["generation"]) == ("stop", 3)
     found = story.last("gptddp_phase_seconds_total", "phase")
     told = {phase: seconds[0] for phase, seconds in stop["phases"].items()}
     saved_s = found.pop("checkpoint") - told.pop("checkpoint") - stop["since_s"]
-    assert -2e-3 < saved_s < 1.0  # the end of the books, and the marker of a run that is done
+    assert -2e-3 < saved_s < 1.0  # the end of the records, and the marker of a run that is done
     assert {phase: value for phase, value in found.items() if value} == pytest.approx(
         told, abs=2e-3
     )

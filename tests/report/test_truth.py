@@ -69,7 +69,7 @@ def test_a_stop_is_not_called_a_world_that_forms(tmp_path):
     run = write(tmp_path / "run", 60, lives=3, stop_s=600.0)
     page = draw(run, out=tmp_path / "report.html")
     splits = [row[7] for row in table(page, "Lives and restarts")[2:]]
-    assert "stopped 10 min" in splits[0] and "reforming 3.5 s" in splits[1]
+    assert "stopped 10 min" in splits[0] and "recovery 3.5 s" in splits[1]
 
 
 def test_losses_of_two_datasets_are_not_compared_without_a_word(tmp_path, written):

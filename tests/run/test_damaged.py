@@ -266,7 +266,7 @@ def oddly(run_dir: Path, odd) -> None:
 
 @pytest.mark.parametrize("odd", ODD)
 def test_no_value_of_a_field_ends_a_command_with_a_traceback(run_dir, begun, corpus, odd):
-    """Those that read the books: they answer, or name what is wrong, and exit as documented."""
+    """Those that read the records: they answer, or name what is wrong, and exit as documented."""
     oddly(run_dir, ODD[odd])
     for command in (["log"], ["checkpoints"], ["fingerprints", str(begun / "run")]):
         done = CliRunner().invoke(cli, [command[0], str(run_dir), *command[1:]])

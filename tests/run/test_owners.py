@@ -13,7 +13,7 @@ from gptddp.run.owners import Owners, goodput
 from gptddp.run.recovery import UNKNOWN, unsaid_end
 
 # In one step rank 1 of two reads its rows 2 s late, and rank 0 computes 2 s longer; rank 0 takes
-# 2 s longer for a copy of its state, and for its books; both evaluate for 2 s more.
+# 2 s longer for a copy of its state, and for its records; both evaluate for 2 s more.
 DELAYED = """
 import os, sys, time
 from gptddp import train
@@ -49,7 +49,7 @@ def delayed(corpus, tmp_path_factory):
 
 @pytest.mark.alone
 def test_a_delay_is_owned_by_what_was_late_and_by_those_who_waited(delayed):
-    """2 s each in one rank's rows, the other's step, its save, its books, and all's evaluation.
+    """2 s each in one rank's rows, the other's step, its save, its records, and all's evaluation.
 
     That each has waited for the other in one step is no transport of sums.
     """
@@ -57,7 +57,7 @@ def test_a_delay_is_owned_by_what_was_late_and_by_those_who_waited(delayed):
     assert owned["data"] == pytest.approx(2.0, abs=0.2)
     assert owned["training"] >= 2.0
     assert owned["checkpoint"] >= 2.0
-    assert owned["books"] == pytest.approx(2.0, abs=0.2)
+    assert owned["logging"] == pytest.approx(2.0, abs=0.2)
     assert owned["waiting"] == pytest.approx(8.0, abs=0.8)
     assert owned["evaluation"] == pytest.approx(4.0, abs=0.8)
     assert owned["other"] <= 0.01 * sum(owned.values())
@@ -117,7 +117,7 @@ def test_a_fault_and_a_stop_between_lives_have_owners():
         "waiting": 3 * 8,
         "redone": 2 * 4,
         "detection": 3 * 1,
-        "reforming": 2 * 4,
+        "recovery": 2 * 4,
         "reload": 2 * 1,
         "start": 3 * 2 + 3 * 2,
         "checkpoint": 2 * 1,
@@ -165,8 +165,8 @@ def test_a_table_that_none_can_be_is_not_counted_and_stops_nothing(phases):
 ONE = life(1, 1000.0, 2, init=2.0, step=20.0)  # its phases say what was until 1022
 LOST = {"event": "end", "generation": 1, "time": 1041.0, "at": 1030.0, "step": 9}
 SURVIVED = LOST | {"phases": ONE["phases"], "since_s": 8.0, "survived": True}
-AFTER_A_SURVIVOR = {"training": 40, "detection": 16, "start": 4, "reforming": 20}
-DONE = {"training": 56, "start": 4, "reforming": 20}
+AFTER_A_SURVIVOR = {"training": 40, "detection": 16, "start": 4, "recovery": 20}
+DONE = {"training": 56, "start": 4, "recovery": 20}
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ DONE = {"training": 56, "start": 4, "reforming": 20}
     [
         (SURVIVED, AFTER_A_SURVIVOR),
         # in its first step: no table was ever agreed on
-        (SURVIVED | {"phases": {}, "since_s": 30}, {"detection": 60, "reforming": 20}),
+        (SURVIVED | {"phases": {}, "since_s": 30}, {"detection": 60, "recovery": 20}),
         (SURVIVED | {"survived": False}, DONE),
         # its clock was an hour ahead, or behind
         (SURVIVED | {"at": 4630.0}, AFTER_A_SURVIVOR),
@@ -198,7 +198,7 @@ def test_what_a_log_tells_of_a_killed_life_counts_no_second_twice():
     end = LOST | {"phases": {"step": [12.0]}, "since_s": 8.0, "survived": False, "at": 1022.0}
     second = life(2, 1040.0, 1, init=1.0)["start"]
     found = owned_by(ONE["start"], away, end, second)
-    assert found == {"start": 4, "training": 40, "detection": 2, "reforming": 2 + 15}
+    assert found == {"start": 4, "training": 40, "detection": 2, "recovery": 2 + 15}
 
 
 def test_steps_done_again_and_lost_again_are_done_again():
@@ -206,7 +206,7 @@ def test_steps_done_again_and_lost_again_are_done_again():
     start = ONE["start"] | {"step": 3, "redo": 6}
     end = LOST | {"survived": False, "phases": {"init": [2.0] * 2, "redo": [20.0] * 2}}
     third = life(2, 1040.0, 2, init=1.0)["start"]
-    assert owned_by(start, end, third) == {"start": 4, "redone": 2 * 28, "reforming": 20}
+    assert owned_by(start, end, third) == {"start": 4, "redone": 2 * 28, "recovery": 20}
     assert owned_by(start, end | {"step": 10}, third)["training"] == 2 * 8
 
 
@@ -219,15 +219,15 @@ def test_each_world_of_a_life_has_a_table_of_its_own():
     late = {"event": "checkpoint", "generation": 1, "time": 1032.0, "step": 9}
     late |= {"phases": ONE["phases"]}
     soon = back | {"time": 1036.0, "at": 1035.0, "phases": {}, "since_s": 5.0}
-    wanted = {"start": 4, "training": 43, "detection": 3, "reforming": 4}
+    wanted = {"start": 4, "training": 43, "detection": 3, "recovery": 4}
     assert owned_by(ONE["start"], away, back) == wanted
-    wanted |= {"detection": 13, "reforming": 6}  # no step was done in the last of them
+    wanted |= {"detection": 13, "recovery": 6}  # no step was done in the last of them
     assert owned_by(ONE["start"], away, back, late, soon) == wanted
 
 
 @pytest.mark.parametrize(
     ("marks", "owner"),
-    [({}, "stopped"), ({"source": "memory"}, "reforming"), ({"restarts": 1}, "reforming")],
+    [({}, "stopped"), ({"source": "memory"}, "recovery"), ({"restarts": 1}, "recovery")],
 )
 def test_a_stop_of_some_pods_is_no_stop_of_the_job(marks, owner):
     """A launcher that has been in a life before says so, on whichever pod rank 0 is now."""

@@ -266,7 +266,7 @@ class Recovery:
     """What a fault has cost. Seconds without a step are those beyond what a step takes."""
 
     seconds: float  # without a step, when ranks were lost
-    pause_s: float  # of it, by the run's own books: from its being noticed until the others went on
+    pause_s: float  # of it, by the run's own ledger: from when it was noticed until they continued
     step_s: float  # what a step took before
     back_s: float | None  # without a step, when the last of them came back; None: none did
     whole_s: float  # from the fault until so many ranks trained as were waited for

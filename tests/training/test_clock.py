@@ -101,7 +101,7 @@ def test_the_table_is_due_where_the_phase_changes(ranks):
 
 
 def test_who_asks_a_clock_changes_nothing_of_it():
-    """The thread that takes the books over asks while the main one enters phases."""
+    """The thread that takes the records over asks while the main one enters phases."""
     clock = PhaseClock()
     before = {**vars(clock), "_ns": {**clock._ns}}
     assert clock.micros().sum() >= 0 and vars(clock) == before

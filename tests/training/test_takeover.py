@@ -1,4 +1,4 @@
-"""A new rank 0 has the books as the lost one would have had them, be the disk there or not."""
+"""A new rank 0 has the records as the lost one would have had them, be the disk there or not."""
 
 import json
 import shutil
@@ -35,12 +35,12 @@ def disk(tmp_path, monkeypatch):
 
 
 def lose_rank_0(life: Life) -> None:
-    """The books are another process's that was killed; this rank follows it, and begins its own."""
-    books, life.recorder = life.recorder, None
-    for it in (books.log, books.ledger):
+    """The records are those of a killed process; this rank follows it, and begins its own."""
+    records, life.recorder = life.recorder, None
+    for it in (records.log, records.ledger):
         it._lines.clear(), it._unsynced.clear()
         it.close()
-    books.lease.close()
+    records.lease.close()
     about = {"world_size": 1, "nodes": 1, "pods": [""], "lost": LOST, "joined": [], "pause_s": 0.2}
     about["machines"] = life.machines
     spent = {"phases": life.spent.by_phase(), "since_s": 0.0, "at": time.time()}
@@ -64,7 +64,7 @@ def at_step(monkeypatch, **what):
 
 def test_rank_0_lost_again_and_again_in_one_outage_leaves_no_gap(run, disk, tmp_path, monkeypatch):
     """Twice while the disk is full, once when it works: the log has every step, and the ledger how
-    all books begin and end, as each rank keeps that until it is on the disk."""
+    all records begin and end, as each rank keeps that until it is on the disk."""
 
     def full(life):
         disk.turn("ENOSPC")
@@ -81,25 +81,25 @@ def test_rank_0_lost_again_and_again_in_one_outage_leaves_no_gap(run, disk, tmp_
     assert run("--steps", "12") == 0 and not plan
     assert [line["step"] for line in history(tmp_path / "run")] == list(range(1, 13))
     events = read_ledger(tmp_path / "run")
-    books = [("start", 1)]
+    records = [("start", 1)]
     for generation in (1, 2, 3):
-        books += [(it, generation + (it != "end")) for it in ("end", "start", "world")]
+        records += [(it, generation + (it != "end")) for it in ("end", "start", "world")]
     kept = [(event["event"], event["generation"]) for event in events]
-    assert [it for it in kept if it[0] in ("start", "end", "world")] == books
+    assert [it for it in kept if it[0] in ("start", "end", "world")] == records
     ends = [event for event in events if event["event"] == "end"]
     assert all(end["cause"].endswith("rank 0 (pod-0): its process died of SIGKILL") for end in ends)
     assert [end["step"] for end in ends] == [3, 7, 9]
 
 
 def test_a_volume_that_fails_for_long_ends_no_new_rank_0(run, disk, tmp_path, monkeypatch):
-    """It has the books as soon as the volume is back; the steps go on meanwhile."""
+    """It has the records as soon as the volume is back; the steps go on meanwhile."""
     monkeypatch.setattr(files, "RETRY_S", (0.01,))
     begin, failed = Recorder.begin, []
 
-    def failing(books, *about):
-        begin(books, *about)
-        if books.origin.source == "memory" and not failed:  # in the middle of it, once more
-            failed.append(books)
+    def failing(records, *about):
+        begin(records, *about)
+        if records.origin.source == "memory" and not failed:  # in the middle of it, once more
+            failed.append(records)
             raise OSError(5, "Input/output error", "ledger.jsonl")
 
     monkeypatch.setattr(Recorder, "begin", failing)
@@ -137,7 +137,7 @@ def test_no_state_of_the_run_directory_ends_a_new_rank_0(
 
     def mend(life):
         if harm != "gone":
-            until(lambda: "cannot take the books over yet" in caplog.text, "a word")
+            until(lambda: "cannot take the records over yet" in caplog.text, "a word")
             lease.rmdir()
             life.worlds.takeover.join()
 
@@ -172,7 +172,7 @@ def test_books_of_which_nobody_heard_get_their_end(run, disk, tmp_path, monkeypa
 
 @pytest.mark.parametrize("how", ["tie", "minority"])
 def test_a_lease_is_asked_for_while_the_books_are_taken_over(run, disk, monkeypatch, how):
-    """In a tie the lease that it takes is the answer; a minority gives the books up first.
+    """In a tie the lease that it takes is the answer; a minority gives the records up first.
 
     Books that are given up let the port of /metrics go.
     """

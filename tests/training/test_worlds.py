@@ -65,7 +65,7 @@ def life_in(world: Group, step: int = 5, whole: bool = True) -> Any:
 def test_the_state_of_the_highest_step_counts_and_goes_to_the_others():
     world = Group(rank_at(4, chain=1), rank_at(-1, generation=3))
     life = life_in(world)
-    assert compare(life, LAYOUT, books=True) == (0, False)
+    assert compare(life, LAYOUT, records=True) == (0, False)
     assert world.given == [(0, 1), (0, 2)] and life.generation == 3 and life.handed_on == 5
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_sent_where_all_have_it():
     """But one was cut off in the evaluation that another has come through."""
     world = Group(rank_at(5), rank_at(5, known={"val_loss": 1.5}))
     life = life_in(world)
-    assert compare(life, LAYOUT, books=False) == (0, True)
+    assert compare(life, LAYOUT, records=False) == (0, True)
     assert not world.given and life.handed_on == -1
     assert life.line == {"loss": 2.0, "val_loss": 1.5}
     assert life.live.lines == [life.line], "a new rank 0 would log it without"
@@ -81,7 +81,7 @@ def test_nothing_is_sent_where_all_have_it():
 
 def test_of_the_same_step_who_knows_more_rows_to_be_bad_has_the_state():
     world = Group(rank_at(5, bad=0))
-    assert compare(life_in(world), LAYOUT, books=True) == (0, False)
+    assert compare(life_in(world), LAYOUT, records=True) == (0, False)
     assert world.given == [(0, 1)]
 
 
@@ -98,7 +98,7 @@ def test_of_the_same_step_who_knows_more_rows_to_be_bad_has_the_state():
 def test_a_world_that_does_not_fit_does_no_step(other, layout, step, error):
     life = life_in(Group(other), max(step, 0), step >= 0)
     with pytest.raises(error):
-        compare(life, layout, books=True)
+        compare(life, layout, records=True)
 
 
 def worlds_of(size: int, asked: bool = False, waited_s: float = 0.0, static: bool = False) -> Any:
@@ -199,7 +199,7 @@ def test_the_rank_seconds_of_two_worlds_add_up():
     owners.add(moved)  # as it may be in the ledger twice
     owners.add({"event": "checkpoint", "generation": 1, "phases": {"step": [5.0]}, "time": 118.0})
     found = {name: it for name, it in owners.so_far().items() if it}
-    assert found == {"training": 24.0, "waiting": 1.0, "detection": 2.0, "reforming": 2.0}
+    assert found == {"training": 24.0, "waiting": 1.0, "detection": 2.0, "recovery": 2.0}
     assert owners.redo_until == 9
 
 
