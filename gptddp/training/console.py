@@ -40,7 +40,9 @@ class Console:
 
     def __init__(self, origin: Origin) -> None:
         self._origin, self._config = origin, origin.config
-        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of steps, with their rows
+        # seconds of steps, with their rows; not of the first step of a life, which compiles
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._is_first = True
         self._unsaid: Event | None = None  # the last step, where it has had no line
         self._goodput: float | None = None  # of the run, as far as it is known
         self._storage_fails = False
@@ -85,32 +87,37 @@ class Console:
 
     def _on_step(self, event: Event) -> None:
         """A step that is skipped, an evaluation; loss, speed and ETA, drawn on a terminal, or
-        every `log_every` steps.
+        after the first step and every `log_every` steps.
         """
         line = event["line"]
         if line["loss"] is None:
             log.warning("step %d: loss or gradient not finite, step skipped", line["step"])
         if "val_loss" in line:
             self._evaluated(line)
-        self._recent.append(event["step_s"] + line["data_wait_s"])
+        is_first, self._is_first = self._is_first, False
+        if not is_first:
+            self._recent.append(event["step_s"] + line["data_wait_s"])
         if event["owned"]:
             self._goodput = goodput(event["owned"])
         self._unsaid = event
         screen = live.screen()
         if screen and screen.is_due:
             screen.show(self._drawn(event))
-        if line["step"] % self._config.log_every == 0 and not (screen and screen.draws):
+        is_due = is_first or line["step"] % self._config.log_every == 0
+        if is_due and not (screen and screen.draws):
             self._say_step()
 
     def _step(self, event: Event) -> list[str]:
-        """Step, loss and ETA."""
+        """Step, loss and, from the second step of a life on, ETA."""
         c, line, train_s = self._config, event["line"], event["train_s"]
         done = line["step"], line["tokens"], train_s
-        left_s = (budget.last_step(c, *done) - line["step"]) * statistics.median(self._recent)
-        if c.max_time:
-            left_s = min(left_s, c.max_time - train_s)
-        eta = f"ETA {units.duration(max(0, int(left_s)))}"
-        return [f"step {budget.shown(c, *done)}", f"loss {units.loss(line['loss'])}", eta]
+        parts = [f"step {budget.shown(c, *done)}", f"loss {units.loss(line['loss'])}"]
+        if self._recent:
+            left_s = (budget.last_step(c, *done) - line["step"]) * statistics.median(self._recent)
+            if c.max_time:
+                left_s = min(left_s, c.max_time - train_s)
+            parts.append(f"ETA {units.duration(max(0, int(left_s)))}")
+        return parts
 
     def _state(self, event: Event) -> list[str]:
         """How well it goes."""
@@ -134,9 +141,9 @@ class Console:
         event, self._unsaid = self._unsaid, None
         if event is None:
             return
-        line, (step, loss, eta) = event["line"], self._step(event)
+        line, (step, loss, *eta) = event["line"], self._step(event)
         parts = [step, loss, f"lr {line['lr']:.2e}", f"{units.amount(line['tok_s'])} tok/s"]
-        parts += [_ranks(line["world_size"]), eta, *self._state(event)]
+        parts += [_ranks(line["world_size"]), *eta, *self._state(event)]
         log.info("%s", "  ".join(parts))
 
     def _on_completed(self, event: Event) -> None:

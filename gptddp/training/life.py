@@ -163,7 +163,7 @@ class Life(LifeParts):
 
     def agree(self, batch: Batch) -> Agreed:
         """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
-        self.worlds.take_books()
+        self.worlds.take_records()
         saves = self.recorder.saves if self.recorder else None
         due = saves is not None and saves.is_due(self.worlds.save_within_s)
         logged = self.recorder.log.durable_step if self.recorder else 0

@@ -265,7 +265,7 @@ class Worlds:
         while self.is_small and not self.ends and not life.cause:
             life.clock.enter("other")
             time.sleep(_POLL_S)
-            self.take_books()
+            self.take_records()
             if life.recorder:
                 saves = life.recorder.saves
                 saves.watch()
@@ -321,7 +321,7 @@ class Worlds:
         if self._world.members:
             self._world.members.leave(AT_END)
 
-    def take_books(self) -> None:
+    def take_records(self) -> None:
         """On a new rank 0: has it the records now? Then they get what has happened meanwhile."""
         life = self._life
         if self.takeover and (recorder := self.takeover.recorder()):
@@ -341,7 +341,7 @@ class Worlds:
     def wait_for_books(self) -> None:
         """All ranks: rank 0 has the records before the life ends."""
         while True:
-            self.take_books()
+            self.take_records()
             waits = torch.tensor([self.takeover is not None], dtype=torch.int64)
             if not self._world.all_reduce(waits).item():  # all ranks
                 return

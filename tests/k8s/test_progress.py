@@ -92,6 +92,20 @@ def test_the_last_step_of_a_life_is_said_whatever_its_number():
         assert sum(f"step {last}/400" in line for line in lines) == 1
 
 
+def test_the_first_step_of_a_life_has_a_line_and_no_eta():
+    """`status` shows it at once; its time, which includes compilation, predicts nothing."""
+    console = Console(ORIGIN)
+    with heard() as lines:
+        console(done(3, step_s=90.0))
+        found = progress(["[2.1 s] the first step", *lines])
+        console(done(4))
+        console(done(10))
+    assert len(lines) == 2
+    assert found["phase"] is None and found["progress"]["step"] == 3
+    assert found["progress"]["left_s"] is None
+    assert progress(lines)["progress"]["left_s"] == 390
+
+
 def test_a_storage_that_fails_is_shown_until_it_works_again():
     """Also where the line that says how is too long ago to be read."""
     console, text = Console(ORIGIN), "[Errno 28] No space left on device: 'log.1.jsonl'"
