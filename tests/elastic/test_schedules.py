@@ -78,9 +78,9 @@ class World:
         until(condition, why=self.log.read_text)
 
 
-@pytest.mark.parametrize("sizes", [(2, 5, 7, 1), (1, 4)])
-def test_schedules(books, undisturbed, tmp_path, sizes):
+def test_schedules(books, undisturbed, tmp_path):
     """Every number and every bit over two epochs."""
+    sizes = (2, 5, 7, 1)
     seed = secrets.randbits(32)
     print(f"seed {seed}")
     rng, run, done = random.Random(seed), tmp_path / "run", 0

@@ -1,7 +1,7 @@
 """An API server that fails one request of a command: said is what was done, and it can be redone.
 
-Each command is run for each of its requests, which fails in one way; the next one in another. All
-ways at each request take a minute: `ALL_WAYS=1`.
+Each command is run for each request that writes, and for every second that reads. One request fails
+in one way, the next one in another. `ALL_WAYS=1`: every request, in all ways.
 """
 
 import base64
@@ -112,10 +112,13 @@ def test_a_request_that_fails_is_said_and_the_same_command_completes(api, comman
     prepare(api, api.command_line)
     begin = copy.deepcopy(api.objects)
     before, wanted, requests = run(api, begin, args)
+    all_ways = bool(os.environ.get("ALL_WAYS"))
     for number, request in enumerate(requests):
+        if request.startswith("GET") and number % 2 and not all_ways:
+            continue
         ways = FAULTS[request.split()[0]]
         one = 0 if request.startswith("GET") else number % len(ways)  # a 403: see test_rights.py
-        for what in ways if os.environ.get("ALL_WAYS") else [ways[one]]:
+        for what in ways if all_ways else [ways[one]]:
             case = f"{command}: request {number}, {request}: {what}"
             api.objects = copy.deepcopy(begin)
             api.fault, api.requests = (number, what), []
