@@ -1,8 +1,8 @@
 """The trainer's configuration: one frozen dataclass; standard library only.
 
-Defaults < the preset < the run that is continued < TOML (`--config FILE`) < flags. `None` means
-"not given": a field of the run that nobody gives stays open until `with_preset` closes it, so that
-what was given and what is a default are never mixed up.
+Precedence: defaults < preset < the run to continue < TOML (`--config FILE`) < flags. `None` means
+"not given". Such a field stays open until `with_preset` sets it, so a given value is never confused
+with a default.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ from typing import Any
 from gptddp.errors import ConfigError
 from gptddp.presets import OPTIMIZERS, PRESETS, fine_tuning_rate, given_by, scaled, wrong_shape
 
-# What becomes of a field when a run is continued; `flags.continued` goes by it.
-FIXED = "fixed"  # it decides the model, or what is computed on which rows: another value is refused
-KEPT = "kept"  # it stays as the run has it; another value that is given counts, and is recorded
-# A path, a port, a device or a word for one start: each start brings its own. What the paths lead
-# to is fixed by hashes, and what the device computes with as `precision`.
+# How a field behaves when a run continues; see `flags.continued`.
+FIXED = "fixed"  # defines the model or its computation: another value is refused
+KEPT = "kept"  # keeps the run's value, unless another is given; the change is recorded
+# Belongs to one start: a path, a port, a device. Hashes fix the contents of the paths, and
+# `precision` fixes what the device computes.
 START = "start"
 
 TRACKERS = ("wandb", "trackio", "tensorboard")  # see gptddp/track
@@ -33,16 +33,16 @@ def _f(
     least: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """A field: its default, what becomes of it when a run is continued, its help and its bounds."""
+    """A field: its default, its behaviour when a run continues, its help and its bounds."""
     metadata = {"help": help, "fate": fate, "least": least, "most": most, "default": default}
     return field(default=default if fate == START else None, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides a training run. Every field is a flag and a TOML key.
+    """All settings of a training run. Every field is a flag and a TOML key.
 
-    A field that is None is open: `with_preset` closes it, by preset, default and hardware.
+    A field that is None is open: `with_preset` sets it from preset, defaults and hardware.
     """
 
     # paths
@@ -53,156 +53,152 @@ class Config:
     cache_dir: str = _f(
         "auto",
         START,
-        "local folder to keep packed rows in, so that a restart need not tokenise again; "
-        "auto: TMPDIR; none: no cache",
+        "local folder for packed rows, so that a restart does not tokenise again; auto: in TMPDIR; "
+        "none: no cache",
     )
     on_bad: str = _f(
         "fail",
         KEPT,
-        "row groups that cannot be read: fail (exit code 2), or quarantine (skip for good)",
+        "if a row group cannot be read: fail (exit code 2), or quarantine (skip it for good)",
     )
     init_from: str = _f(
         "",
         START,
-        "folder with a GPT-2 in Hugging Face's format, or an exported model (config.json, "
-        "model.safetensors), whose shape and weights a new run begins with",
+        "Hugging Face model folder (config.json, model.safetensors): a GPT-2 or an exported "
+        "model; a new run starts with its shape and weights",
     )
     # model
-    preset: str = _f(None, FIXED, f"one of {', '.join(PRESETS)}; default: gpt2, on CPUs tiny")
+    preset: str = _f(None, FIXED, f"one of {', '.join(PRESETS)}; default: gpt2, tiny on CPUs")
     depth: int = _f(
         0,
         FIXED,
-        "blocks, from which width, heads, batch, rate and steps follow where they are not given; "
-        "0: all as the preset has it",
+        "number of blocks; width, heads, batch, learning rate and steps follow from it unless "
+        "given; 0: use the preset's",
         least=0,
         most=2**12,
     )
     n_layer: int = _f(None, FIXED, "transformer blocks", least=1, most=2**12)
     n_head: int = _f(None, FIXED, "attention heads", least=1, most=2**18)
     n_embd: int = _f(None, FIXED, "width, a multiple of n_head", least=1, most=2**18)
-    seq_len: int = _f(None, FIXED, "tokens a row (T)", least=1, most=2**20)
+    seq_len: int = _f(None, FIXED, "tokens per row (T)", least=1, most=2**20)
     dropout: float = _f(0.0, FIXED, "dropout probability")
     init_sha256: str = _f(
         "",
         FIXED,
-        "hash of the weights of init_from, as the run has it; by default what is found there",
+        "SHA-256 of the weights in init_from; default: computed at the first start",
     )
-    norm: str = _f("layernorm", FIXED, "layernorm, or rmsnorm: no weights, no biases anywhere")
-    positions: str = _f("learned", FIXED, "learned embeddings, or rope: rotated queries and keys")
-    activation: str = _f("gelu", FIXED, "of the MLP: gelu, relu2 (squared ReLU) or swiglu")
+    norm: str = _f(
+        "layernorm", FIXED, "layernorm, or rmsnorm (without weights; no biases in the model)"
+    )
+    positions: str = _f("learned", FIXED, "position encoding: learned, or rope (rotary)")
+    activation: str = _f("gelu", FIXED, "MLP activation: gelu, relu2 (squared ReLU) or swiglu")
     kv_heads: int = _f(
-        None, FIXED, "heads of keys and values, a divisor of n_head; by default n_head", least=1
+        None, FIXED, "key and value heads, a divisor of n_head; default: n_head", least=1
     )
-    qk_norm: str = _f("none", FIXED, "norm of queries and keys: none or rmsnorm")
-    head: str = _f("tied", FIXED, "output weights: tied to the embedding, or untied")
-    softcap: float = _f(0.0, FIXED, "largest logit, by tanh; 0: none", least=0, most=1e6)
+    qk_norm: str = _f("none", FIXED, "normalise queries and keys: none or rmsnorm")
+    head: str = _f("tied", FIXED, "output layer: tied to the token embedding, or untied")
+    softcap: float = _f(0.0, FIXED, "limit logits to this by tanh; 0: no limit", least=0, most=1e6)
     windows: str = _f(
         "L",
         FIXED,
-        "what a layer sees before a token, repeated over the layers: S, half a row, or L, all of "
-        "it, as in SSSL; the last layer sees all",
+        "attention window of each layer, repeated over the layers: S half a row, L a whole row, as "
+        "in SSSL; the last layer always has a whole row",
     )
     extras: str = _f(
         "none",
         FIXED,
-        "none, or autoresearch: its value embeddings, residual and x0 lambdas, and first weights",
+        "none, or autoresearch: value embeddings, residual and x0 lambdas, its initial weights",
     )
     # batch
     lanes: int = _f(
-        None, FIXED, "parts of a step's rows (V): the most ranks there can be", least=1, most=2**16
+        None, FIXED, "equal parts of a batch (V); also the largest world size", least=1, most=2**16
     )
     batch: int = _f(
-        None, FIXED, "rows a step over all ranks (G), a multiple of lanes", least=1, most=2**24
+        None, FIXED, "rows per step over all ranks (G), a multiple of lanes", least=1, most=2**24
     )
     pack: str = _f(
         None,
         FIXED,
-        "documents to rows: best-fit (few are cut) or concat (cut every T tokens)",
+        "how documents fill rows: best-fit (cuts few) or concat (cuts every T tokens)",
     )
     mask: str = _f(
-        None, FIXED, "none, or document: attention and positions within a document of a row"
+        None, FIXED, "document: attention and positions stay within each document; or none"
     )
-    micro_batch: int = _f(
-        None, FIXED, "rows of a lane that go through the model at once, at most", least=1
-    )
+    micro_batch: int = _f(None, FIXED, "largest number of rows of a lane per forward pass", least=1)
     reduce: str = _f(
         None,
         FIXED,
-        "sums of gradients: exact (the same bits at any world size) or fast; by default exact on "
-        "CPUs, else fast",
+        "gradient sums: exact (same bits at any world size) or fast; default: exact on CPUs, fast "
+        "on GPUs",
     )
     # optimization
     optimizer: str = _f(
         "adamw",
         FIXED,
-        "adamw; muon: Muon for the matrices of the blocks, AdamW for the rest; autoresearch: the "
-        "same by that trainer's recipe, where lr is the rate of the matrices",
+        "adamw; muon (Muon for the blocks' matrices, AdamW for the rest); autoresearch (that "
+        "trainer's recipe of both; lr is the rate of the matrices)",
     )
     steps: int = _f(None, KEPT, "optimizer steps of the whole run", least=1)
     max_tokens: int = _f(
         0,
         KEPT,
-        "tokens to train on, after which the run ends, if that is before steps; 0: no limit",
+        "end the run after so many tokens, if steps do not end it earlier; 0: no limit",
         least=0,
         most=2**53,
     )
     max_time: float = _f(
         0.0,
         KEPT,
-        "time in steps, waits for data included, after which the run ends, if that is before "
-        "steps; starts, evaluations and checkpoints do not count; 0: no limit",
+        "end the run after so much time in steps, if steps do not end it earlier; waits for data "
+        "count; starts, evaluations and checkpoints do not; 0: no limit",
         least=0,
     )
-    # times weight_decay it is still a number of fp32
+    # the bounds keep lr times weight_decay within fp32
     lr: float = _f(None, KEPT, "peak learning rate", least=0, most=1e30)
     final_lr: float = _f(
         0.1,
         KEPT,
-        "learning rate at the end of steps, max_tokens or max_time, as a part of the peak",
+        "learning rate at the end of the run, as a fraction of the peak",
         least=0,
         most=1,
     )
     schedule: str = _f(
         "cosine",
         KEPT,
-        "learning rate from the warm-up to the end: cosine, linear, or wsd (stable, then a line)",
+        "learning rate after the warm-up: cosine, linear, or wsd (stable, then linear decay)",
     )
-    warmdown: float = _f(0.2, KEPT, "part of the run, at its end, in which wsd decays", least=0)
+    warmdown: float = _f(0.2, KEPT, "final fraction of the run in which wsd decays", least=0)
     warmup_steps: int = _f(None, KEPT, "steps of linear warm-up", least=0)
     weight_decay: float = _f(
-        0.1, KEPT, "decay of the matrices; vectors are never decayed", least=0, most=1e3
+        0.1, KEPT, "weight decay of matrices; vectors have none", least=0, most=1e3
     )
     betas: tuple[float, float] = _f((0.9, 0.95), KEPT, "AdamW betas, as in 0.9,0.95")
-    grad_clip: float = _f(1.0, KEPT, "largest gradient norm; 0: no clipping", least=0)
+    grad_clip: float = _f(1.0, KEPT, "clip the gradient norm to this; 0: no clipping", least=0)
     max_skipped: int = _f(
-        10, KEPT, "non-finite steps in a row after which the run fails (exit code 3)", least=1
+        10, KEPT, "fail after so many non-finite steps in a row (exit code 3)", least=1
     )
     # numerics
-    seed: int = _f(
-        1337, FIXED, "seed of weights, order of the data and dropout", least=0, most=2**64 - 1
-    )
-    precision: str = _f(
-        None, FIXED, "fp32 or bf16; by default what is faster on the hardware of the first start"
-    )
+    seed: int = _f(1337, FIXED, "seed for weights, data order and dropout", least=0, most=2**64 - 1)
+    precision: str = _f(None, FIXED, "fp32 or bf16; default: fastest on the first start's hardware")
     matmul: str = _f(
         None,
         FIXED,
-        "products of fp32 matrices: mkl or onednn on CPUs, tf32 on GPUs; default: as precision",
+        "fp32 matrix products: mkl or onednn on CPUs, tf32 on GPUs; default: chosen like precision",
     )
     attention: str = _f(
         None,
         FIXED,
-        "causal attention: blocks, products of blocks of queries, or fused, torch's kernel; "
-        "default: as precision",
+        "causal attention: blocks (matrix products by block of queries) or fused (torch's kernel); "
+        "default: chosen like precision",
     )
     threads: int = _f(
         None,
         FIXED,
-        "CPU threads of a rank; by default what the CPUs of the first start give each",
+        "CPU threads per rank; default: the first start's CPUs divided by its ranks",
         least=1,
         most=2**10,
     )
-    device: str = _f(None, START, "cpu or cuda; by default cuda where there is one")
+    device: str = _f(None, START, "cpu or cuda; default: cuda if available")
     # evaluation, log, checkpoints, metrics
     eval_every: int = _f(
         None, KEPT, "steps between evaluations; the last step always evaluates", least=1
@@ -211,27 +207,25 @@ class Config:
         None, KEPT, "validation tokens of one evaluation, over all ranks", least=1
     )
     sample_tokens: int = _f(
-        0, KEPT, "tokens of a text at each evaluation, for the report; 0: none", least=0, most=4096
+        0, KEPT, "length of a sample text at each evaluation; 0: none", least=0, most=4096
     )
     log_every: int = _f(
-        10, KEPT, "steps between two readable lines; the JSON log has every step", least=1
+        10, KEPT, "steps between two lines on the console; the JSON log has every step", least=1
     )
     checkpoint_every: float = _f(60.0, KEPT, "seconds between checkpoints", least=0)
-    keep: int = _f(3, KEPT, "newest verified checkpoints to keep", least=1)
-    keep_every: int = _f(
-        0, KEPT, "steps: the first checkpoint in each so many stays for good; 0: none", least=0
-    )
+    keep: int = _f(3, KEPT, "number of newest verified checkpoints to keep", least=1)
+    keep_every: int = _f(0, KEPT, "also keep one checkpoint every N steps; 0: none", least=0)
     from_scratch: bool = _f(
-        False, START, "begin at step 0 again where all checkpoints of the run are gone"
+        False, START, "start again at step 0 if all checkpoints of the run are lost"
     )
     from_step: int = _f(
         0,
         START,
-        "go back to the kept checkpoint of this step, and leave all steps beyond it; 0: no",
+        "go back to the checkpoint of this step and discard later steps; 0: do not",
         least=0,
     )
     metrics_port: int = _f(
-        None, START, "port of rank 0's metrics; 0, as by default: none", least=0, most=65535
+        None, START, "port of rank 0's metrics; 0: none (the default)", least=0, most=65535
     )
     track: str = _f("none", START, f"tracker: {', '.join(TRACKERS)}, or none")
 
@@ -265,11 +259,11 @@ _CHOICES = {
     "on_bad": ("fail", "quarantine"),
     "track": ("none", *TRACKERS),
 }
-_MOST = 2**31 - 1  # of a whole number. All of these are far beyond any use
+_MOST = 2**31 - 1  # largest whole number, far beyond any use
 
 
 def shown(value: Any) -> str:
-    """A value in a message; not all of it where it is long."""
+    """Format a value for a message; a long one is cut."""
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits
@@ -278,13 +272,13 @@ def shown(value: Any) -> str:
 
 
 def _check_value(name: str, value: Any) -> None:
-    """Raise ConfigError where a value of the field's type is none that it can have."""
+    """Raise ConfigError if the value has the field's type but is not allowed."""
     least, most = (FIELDS[name].metadata[bound] for bound in ("least", "most"))
     allowed = _CHOICES.get(name)
     if allowed and value not in allowed:
         raise ConfigError(f"{name} is {shown(value)}: use one of {', '.join(allowed)}")
     if isinstance(value, str) and not _is_path(value):
-        raise ConfigError(f"{name} is {shown(value)}: no file can have this name; give another")
+        raise ConfigError(f"{name} is {shown(value)}: it cannot be a file name; give another")
     if name == "cache_dir" and not value:
         raise ConfigError("cache_dir is empty: use a folder, auto for TMPDIR, or none")
     if least is not None and not value >= least:
@@ -314,10 +308,10 @@ def _is_path(text: str) -> bool:
 
 
 def with_preset(config: Config, *, accelerator: bool) -> Config:
-    """Fill every field that was left open from preset and defaults; `accelerator`: is there a GPU.
+    """Set every open field from preset and defaults; `accelerator`: does the machine have a GPU?
 
-    Only `metrics_port` stays open, and `precision`, `matmul`, `attention`, `threads` and `device`:
-    the hardware decides.
+    Six fields stay open: `metrics_port`, and `precision`, `matmul`, `attention`, `threads` and
+    `device`, which depend on the hardware.
     """
     preset = config.preset or ("gpt2" if accelerator else "tiny")
     defaults = {name: f.metadata["default"] for name, f in FIELDS.items()}
