@@ -1,15 +1,15 @@
-"""Settings that are allowed and seldom meant: a line each, with a better value."""
+"""Warnings for settings that are allowed but rarely intended, each with a better value."""
 
 from gptddp.config import Config
 
 
 def advice(c: Config, workers: int) -> list[str]:
-    """One line for each thing that is allowed and wasteful, in a closed configuration."""
+    """One line for each wasteful setting of a complete configuration."""
     return [line for line in (_warm_up(c), _lanes(c, workers)) if line]
 
 
 def _warm_up(c: Config) -> str:
-    """Is the warm-up longer than the run? How many steps fit a budget of time is not known."""
+    """Is the warm-up longer than the run? With `max_time` the number of steps is unknown."""
     steps, budget, more = c.steps, f"steps {c.steps}", "--steps"
     full = c.batch * c.seq_len  # the most targets of a step
     if c.max_tokens and (of_tokens := -(-c.max_tokens // full)) < steps:
@@ -25,7 +25,7 @@ def _warm_up(c: Config) -> str:
 
 
 def _lanes(c: Config, workers: int) -> str:
-    """Do some workers wait in every step for one that has more lanes?"""
+    """Do some workers wait in every step for others with more lanes?"""
     if not 0 < workers <= c.lanes or c.lanes % workers == 0:  # more are refused elsewhere
         return ""
     most = -(-c.lanes // workers)

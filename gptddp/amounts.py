@@ -10,7 +10,7 @@ _FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 def whole(text: str) -> int:
-    """The number of 400, 1_000, 10k, 1.5M, 2B or 1e3; ValueError, with the rule, for other text."""
+    """Parse 400, 1_000, 10k, 1.5M, 2B or 1e3; ValueError, with the rule, for other text."""
     try:
         return int(text)
     except ValueError:  # also of thousands of digits
@@ -23,7 +23,7 @@ def whole(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Those of 90, 1.5, 45s, 10m or 1h30m; ValueError, with the rule, for what is no such time."""
+    """Parse 90, 1.5, 45s, 10m or 1h30m; ValueError, with the rule, for other text."""
     try:
         value = float(text)
     except ValueError:

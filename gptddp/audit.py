@@ -1,8 +1,8 @@
-"""Is a run what its log and its checkpoints say? Its steps, computed once more on this machine.
+"""Recompute the steps of a run on this machine, and compare them with its log and checkpoints.
 
-From the seed, or from one kept checkpoint to the next, each step has to come out as the log has it,
-and each checkpoint as it is saved: every bit, whatever the world sizes of the run were, and however
-often it was killed. What an audit cannot see is in `docs/same-bits.md`.
+From the seed, or from one kept checkpoint to the next, each step must match the log, and each
+checkpoint must match the recomputed state, in every bit, whatever the run's world sizes were and
+however often it was killed. `docs/same-bits.md` lists what an audit cannot detect.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,24 +32,26 @@ from gptddp.training.quarantine import check
 from gptddp.training.replay import FIELDS, Difference, Replay, Span, unlike
 from gptddp.training.stop import StopFlag
 
-Tell = Callable[[str], None]  # takes which steps are recomputed now
+Tell = Callable[[str], None]  # takes a text: the steps that are recomputed now
 
 
 def audit(run: Path, data: str, whole: bool, tell: Tell = lambda _: None) -> "Audit":
-    """Recompute the spans between the checkpoints of a run, or with `whole` all from the seed.
+    """Recompute the spans between the checkpoints of a run, or with `whole` all steps.
 
-    `data`: the dataset; "" for the run's own. Raises AuditError for another processor or torch, and
-    for sums that are not exact.
+    `data`: the dataset; "" for the run's own. Raises AuditError if processor or torch differ, or
+    the sums are not exact.
     """
     if ranks().world_size > 1:
         raise AuditError("an audit is one process: start it without torchrun, srun and RANK")
     names = store.names(run)  # before the log, which has all steps up to a checkpoint
     recorded = audited.read(run, (*FIELDS, *DUE, "train_s"))
     if (run_id := run_state.read(run).run_id) is None:
-        raise AuditError(f"nothing in {run} says the id of the run: put {LEDGER} back")
+        raise AuditError(f"no file in {run} has the id of the run: put {LEDGER} back")
     audited.check_machine(recorded, machine(None))
     stop = StopFlag()
-    stop.must_exit = lambda waited_s: False  # it says how far it came; a second Ctrl-C ends it
+    stop.must_exit = lambda waited_s: (
+        False
+    )  # it reports its progress first; a second Ctrl-C ends it
     try:
         with connect("cpu") as world:
             it = Audit(recorded, run_id, data, world, stop, tell)
@@ -64,29 +66,28 @@ def audit(run: Path, data: str, whole: bool, tell: Tell = lambda _: None) -> "Au
 
 @dataclass
 class Audit:
-    """One audit: what is compared with what, and how far it has come."""
+    """One audit and its progress."""
 
-    recorded: Recorded  # `wrong` and `aside` of it get what is found
+    recorded: Recorded  # findings are added to its `wrong` and `aside`
     run_id: str
     data: str
     world: World
     stop: StopFlag
     tell: Tell
-    begin: int = 0  # the steps after this one, up to `end`, come out as they are logged
+    begin: int = 0  # the steps after this one, up to `end`, match the log
     end: int = 0
 
     @property
     def exit_code(self) -> int:
-        """0: nothing is wrong, though not all steps need have been recomputed; 2: none has been."""
+        """0: no difference, even if only some steps were recomputed; 2: no step was recomputed."""
         if self.recorded.wrong:
             return 1
         return 0 if self.end > self.begin else 2
 
     def compare(self, saved: list[Path], whole: bool) -> None:
-        """From state to state; raises Difference at the first that is another one.
+        """Recompute from state to state. Raises Difference at the first that differs.
 
-        A checkpoint is compared with the state that was recomputed up to it, which goes on from
-        there.
+        Each checkpoint is compared with the recomputed state, which then continues.
         """
         state = None
         while state is None and saved and not whole:
@@ -113,22 +114,22 @@ class Audit:
         return state
 
     def _lived(self, span: Span) -> SavedState:
-        """Live the steps of a span again, up to its end or the first that is wrong."""
+        """Train the steps of a span again, up to its end or the first difference."""
         dataset, step = self._dataset(span.config.on_bad), span.begin.step
         replay = Replay(span, dataset, self.world, self.stop, self.run_id)
         try:
             train(replay)
-        except CheckpointError as error:  # its tensors are not those of the model
+        except CheckpointError as error:  # its tensors do not fit the model
             raise Difference(step, f"{span.begin.name} cannot be read: {error}") from error
         if replay.cause == "stopped":
-            raise AuditError(f"{self.stop.cause} after step {replay.step}: give the command again")
+            raise AuditError(f"{self.stop.cause} after step {replay.step}: start the audit again")
         self.end = max(step, replay.step - (replay.wrong is not None))
         if replay.wrong:
             raise replay.wrong
         return replay.state()
 
     def _dataset(self, on_bad: str) -> Dataset:
-        """The data that the run began with, where its newest life has read them."""
+        """The data of the run, from the place where its newest life read them."""
         run = self.recorded.run
         try:
             dataset = open_dataset(self.data or self.recorded.data, on_bad)
@@ -141,23 +142,23 @@ class Audit:
         return dataset
 
     def _check_library(self, dataset: Dataset) -> None:
-        """From the seed, too, only with the library that the run has encoded its text with."""
+        """Raise AuditError if the run encoded its text with another library."""
         here = None if dataset.pretokenized else dataset.tokenizer().library
         if (newest := store.newest(self.recorded.run, self.run_id)) is None:
             return
         with suppress(Unusable, LookupError, TypeError, AttributeError):
-            # a damaged one is named in its turn
+            # a damaged checkpoint is reported later
             said = store.unsealed(self.recorded.run / CHECKPOINTS / newest)
             if (there := said["meta"]["data"].get("library")) not in (None, here):
                 raise AuditError(
-                    f"the text of the run was encoded by {there}, and here it would be by {here}, "
-                    f"which may give other tokens: install {str(there).replace(' ', '==')}"
+                    f"the run encoded its text with {there}, but this machine has {here}, which "
+                    f"may give other tokens: install {str(there).replace(' ', '==')}"
                 )
 
     # -- the states that the run has kept ----------------------------------------------------------
 
     def _first(self) -> SavedState:
-        """What the run has begun with: its seed, or the weights of a folder, read anew."""
+        """The first state of the run: from its seed, or from the weights of a folder."""
         config = self.recorded.config_at(1)
         if not config.init_sha256:
             return SavedState("the seed")
@@ -170,7 +171,7 @@ class Audit:
             ) from error
 
     def checkpoints(self, names: Sequence[str]) -> list[Path]:
-        """Those of the run as it is now, of the first steps first; the others are named."""
+        """The checkpoints of the run as it is now, oldest step first; others are listed aside."""
         run, found, parents = self.recorded.run, [], dict[tuple[int, int], Any]()
         for name in filter(store.is_candidate, names):
             path = run / CHECKPOINTS / name
@@ -178,29 +179,29 @@ class Audit:
                 self.recorded.aside.append(f"{name}: {why}")
                 continue
             found.append(path)
-            with suppress(Unusable):  # it is named in its turn
+            with suppress(Unusable):  # it is reported later
                 parents[store.order(path.name)] = store.order(
                     str(store.unsealed(path).get("parent"))
                 )
         for life, step in self.recorded.unrecorded(parents):
             lacks = f"{run / LEDGER} lacks the checkpoint event of {store.name_of(step, life)}"
-            self.recorded.wrong.append(f"{lacks}, and has later ones of the same life")
+            self.recorded.wrong.append(f"{lacks}, but has later events of the same life")
         return sorted(found, key=lambda path: store.order(path.name)[::-1])
 
     def _why_not(self, path: Path) -> str | None:
-        """Why a checkpoint is not of the run as it is now; None where it is."""
+        """Why a checkpoint does not belong to the run as it is now; None: it does."""
         if store.is_foreign(path, self.run_id):
-            return "it is another run's"
+            return "it belongs to another run"
         if (life := self.recorded.left_by(*store.order(path.name))) is None:
             return None
         step = self.recorded.starts[life]["step"]
-        return f"the run has left it, as life {life} has begun from step {step}"
+        return f"the run discarded it: life {life} started from step {step}"
 
     def _loaded(self, path: Path) -> SavedState | None:
-        """A checkpoint; the tensors have to have its fingerprint, where it says one.
+        """Load a checkpoint and check its tensors against its fingerprint, if it has one.
 
-        None where the run, which goes on beside the audit, has deleted it. Raises AuditError where
-        it cannot be read just now.
+        None if the run, which may continue beside the audit, has deleted it. Raises AuditError if
+        it cannot be read at present.
         """
         name, step = path.name, store.order(path.name)[1]
         try:
@@ -209,7 +210,7 @@ class Audit:
             raise AuditError(str(error)) from error
         except Unusable as unusable:
             if not exists(path):
-                self.recorded.aside.append(f"{name}: it has been deleted meanwhile")
+                self.recorded.aside.append(f"{name}: it was deleted during the audit")
                 return None
             if unusable.transient or isinstance(unusable.__cause__, PermissionError):
                 raise AuditError(f"{path} cannot be read: {unusable.reason}") from unusable
@@ -220,7 +221,7 @@ class Audit:
         return replace(loaded, meta=loaded.meta | {"state_fp": fp})
 
     def _check_beside_its_line(self, state: SavedState) -> None:
-        """Log and ledger have to be right of the step of a checkpoint that is not recomputed."""
+        """Compare log and ledger with the first checkpoint, whose step is not recomputed."""
         line, where = self.recorded.lines.get(state.step, {}), f"in {state.name}"
         logged = [(it, line[it]) for it in ("state_fp", "chain_fp", "tokens") if it in line]
         prints = self.recorded.prints.get(state.step, ())
@@ -229,10 +230,7 @@ class Audit:
                 raise wrong
 
     def _check_checkpoint(self, path: Path, state: SavedState) -> None:
-        """A checkpoint has to have all that is so in the recomputed state of its step.
-
-        It is read for that, and held no longer.
-        """
+        """Compare a checkpoint with the recomputed state of its step, and release it."""
         if (saved := self._loaded(path)) is None:
             return
         said, found = _flat(saved.meta), _flat(state.meta)
@@ -243,21 +241,21 @@ class Audit:
 
 
 def _flat(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """All fields of a checkpoint's `meta`, those of the position in the data by `data.NAME`."""
+    """All fields of a checkpoint's `meta`; the fields of `data` as `data.NAME`."""
     return {k: v for k, v in meta.items() if k != "data"} | {
         f"data.{name}": value for name, value in dict(meta.get("data", {})).items()
     }
 
 
 def describe(it: Audit) -> str:
-    """What an audit has found, as a few lines of text."""
+    """The result of an audit as a few lines of text."""
     recorded = it.recorded
     lines = [f"wrong: {wrong}" for wrong in recorded.wrong]
     if (count := it.end - it.begin) > 0:
         steps, share = f"{it.begin + 1} to {it.end}", 100 * count // recorded.last
         lines.append(f"same bits: steps {steps} of {recorded.last} ({share}%)")
     elif it.exit_code == 2:
-        lines.append("nothing recomputed: no step lies between two checkpoints; give --whole")
+        lines.append("nothing recomputed: no step is between two checkpoints; give --whole")
     lines += [f"not counted: {aside}" for aside in recorded.aside]
     codes = {life: start.get("code") for life, start in recorded.starts.items()}
     lines += [f"made by: {code}" for code in made_by(recorded.lives, codes)]

@@ -1,7 +1,7 @@
-"""How much of a run is done: by its steps, its tokens or its time, whichever has come farthest.
+"""The completed fraction of a run, by the budget that is closest to its end.
 
-A run ends with the first of its budgets that is used up: `steps`, `max_tokens` or `max_time`. The
-learning rate follows how much is done, so it needs no other length than theirs.
+A run ends when one of its budgets is used up: `steps`, `max_tokens` or `max_time`. The schedule of
+the learning rate follows the completed fraction.
 """
 
 import math
@@ -12,7 +12,7 @@ BUDGETS = ("steps", "max_tokens", "max_time")
 
 
 def used_up(c: Config, step: int, tokens: int, train_s: float = 0.0) -> str:
-    """The budget that is used up after so many steps, targets and seconds; "" where none is."""
+    """The budget that is used up after so many steps, targets and seconds; "": none."""
     if step >= c.steps:
         return "steps"
     if c.max_tokens and tokens >= c.max_tokens:
@@ -23,10 +23,10 @@ def used_up(c: Config, step: int, tokens: int, train_s: float = 0.0) -> str:
 
 
 def last_step(c: Config, step: int, tokens: int = 0, train_s: float = 0.0) -> float:
-    """The step with which the run ends if it goes on as it has so far; not a whole number.
+    """The expected last step at the present pace, not rounded.
 
-    `step / last_step` is how much of the run is done: the largest of step / steps, tokens /
-    max_tokens and train_s / max_time.
+    `step / last_step` is the completed fraction: the largest of step / steps, tokens / max_tokens
+    and train_s / max_time.
     """
     ends = [float(c.steps)]
     if c.max_tokens and tokens:
@@ -37,11 +37,11 @@ def last_step(c: Config, step: int, tokens: int = 0, train_s: float = 0.0) -> fl
 
 
 def whole_last_step(c: Config, step: int, tokens: int = 0, train_s: float = 0.0) -> int:
-    """The same, as a step that the run can end with."""
+    """`last_step`, rounded up to a step at which the run can end."""
     return max(step, math.ceil(last_step(c, step, tokens, train_s)))
 
 
 def shown(c: Config, step: int, tokens: int = 0, train_s: float = 0.0) -> str:
-    """`12/400`; `12/~85` where another budget than that of steps is expected to end the run."""
+    """`12/400`; `12/~85` if another budget is expected to end the run before `steps`."""
     end = last_step(c, step, tokens, train_s)
     return f"{step}/{'~' * (end < c.steps)}{whole_last_step(c, step, tokens, train_s)}"

@@ -24,15 +24,15 @@ from gptddp.sweep import sweep
 
 
 class _Group(Summaries):
-    """A command that meets a user's mistake ends with a message and an exit code.
+    """Turn a user's mistake into a message and an exit code.
 
-    An error of a volume that may pass, or is full, is exit code 1; a folder in a file's place, 2.
+    Exit code 1: the volume is full, or may come back. Exit code 2: a folder is in a file's place.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # click's own exit code is 1, which says something else here
+        except KeyboardInterrupt:  # click's own exit code is 1, which has another meaning here
             click.echo("Aborted!", err=True)
             ctx.exit(130)
         except GptddpError as error:
@@ -58,11 +58,11 @@ def cli() -> None:
 
 
 def _run_dir(run: Path) -> Path:
-    """The run directory; ConfigError for another folder, which would look like an empty run."""
+    """Return the run directory. ConfigError for another folder: it would look like an empty run."""
     from gptddp.run.directory import is_run
 
     if not is_run(run):
-        fix = "give the folder that --run-dir has named"
+        fix = "give the folder that was given as --run-dir"
         raise ConfigError(f"{run} is not a run directory, it has neither ledger nor log: {fix}")
     return run
 
@@ -78,7 +78,7 @@ def train(ctx: click.Context, args: tuple[str, ...]) -> None:
     """
     from gptddp import flags
 
-    flags.from_args(args, ctx.command_path)  # answers --help and mistakes without torch
+    flags.from_args(args, ctx.command_path)  # handles --help and mistakes without torch
     with shown():
         load_torch()
         from gptddp.train import main
@@ -119,7 +119,7 @@ def checkpoints(
 ) -> None:
     """List the checkpoints of RUN, newest first, or export one.
 
-    Exit code 4 if none can be used. Nothing here disturbs a job that is running.
+    Exit code 4 if no checkpoint can be used. A running job is not disturbed.
 
     \b
     gptddp checkpoints runs/first --verify
@@ -128,7 +128,7 @@ def checkpoints(
     from gptddp.checkpoint.retention import list_checkpoints
 
     if step is not None and not out:
-        raise ConfigError("--step says which checkpoint --export writes: give both")
+        raise ConfigError("--step selects the checkpoint for --export: give both")
     if out:
         with shown():
             load_torch()
@@ -153,7 +153,7 @@ def checkpoints(
 def log(ctx: click.Context, run: Path) -> None:
     """Print the history of RUN as JSON lines, each step once.
 
-    Exit code 1, and what is wrong on stderr, where steps are missing or lines are not this run's.
+    Exit code 1, and the reason on stderr, if steps are missing or lines belong to another run.
 
     \b
     gptddp log runs/first | tail -1
@@ -176,14 +176,14 @@ def log(ctx: click.Context, run: Path) -> None:
     "--to",
     required=True,
     type=click.Choice(TRACKERS),
-    help="Tracker; its own environment variables say where it is.",
+    help="Tracker; its own environment variables configure it.",
 )
-@click.option("--follow", is_flag=True, help="Go on until the standard input ends.")
+@click.option("--follow", is_flag=True, help="Continue until the standard input ends.")
 def track(run: Path, to: str, follow: bool) -> None:
-    """Send a tracker the steps of RUN that it lacks.
+    """Send the missing steps of RUN to a tracker.
 
-    The steps before the newest checkpoint are sent, or all of a finished run, and none twice.
-    Exit code 1 if the tracker is away.
+    It sends the steps up to the newest checkpoint, or all steps of a finished run, each once.
+    Exit code 1 if the tracker cannot be reached.
 
     \b
     gptddp track runs/first --to tensorboard
@@ -204,9 +204,9 @@ def track(run: Path, to: str, follow: bool) -> None:
 )
 @click.pass_context
 def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
-    """Compute RUN's steps once more, and compare every bit.
+    """Compute RUN's steps again, and compare every bit.
 
-    Exit code 0: its log and checkpoints have the same, 1: a difference, 2: no answer here.
+    Exit code 0: log and checkpoints have the same bits, 1: a difference, 2: no comparison.
 
     \b
     gptddp audit runs/first --whole
@@ -225,9 +225,9 @@ def audit(ctx: click.Context, run: Path, data: str, whole: bool) -> None:
 @click.argument("run_b", type=click.Path(path_type=Path))
 @click.pass_context
 def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
-    """Compare what two runs trained on, step by step.
+    """Compare the steps of two runs.
 
-    Exit code 0: all steps that both have logged are the same, 1: a difference, 2: no answer.
+    Exit code 0: the steps that both have logged are the same, 1: a difference, 2: no comparison.
 
     \b
     gptddp fingerprints runs/undisturbed runs/killed
@@ -257,8 +257,8 @@ def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
 def report(runs: tuple[Path, ...], out: Path, watch: bool) -> None:
     """Draw runs on one page: curves, restarts, where time went.
 
-    Nothing of a run is changed, and it may be going on. Several runs are drawn over each other,
-    below a table of them, the best first.
+    The runs are not changed; they may still be training. Of several runs, a table comes first,
+    sorted by validation loss; their curves share one chart.
 
     \b
     gptddp report runs/first
@@ -270,7 +270,7 @@ def report(runs: tuple[Path, ...], out: Path, watch: bool) -> None:
     click.echo(f"{units.size(nbytes)}, of {units.many(len(states), 'run')}:", err=True)
     click.echo(visible(out))
     if watch:
-        click.echo("made anew every few seconds, until the runs have ended or Ctrl-C", err=True)
+        click.echo("updated every few seconds until the runs end; Ctrl-C stops it", err=True)
         page.watch(runs, out)
 
 
@@ -283,8 +283,8 @@ def report(runs: tuple[Path, ...], out: Path, watch: bool) -> None:
 def runs(folders: tuple[Path, ...], output: str) -> None:
     """Compare the runs in FOLDER, the best validation first.
 
-    Settings that differ are columns. FOLDER is a run, or has runs up to three folders below.
-    The runs may be going on.
+    A column for each setting that differs. FOLDER is a run, or has runs up to three levels below.
+    The runs may still be training.
 
     \b
     gptddp runs runs
@@ -294,7 +294,7 @@ def runs(folders: tuple[Path, ...], output: str) -> None:
     found = {it.resolve(): it for folder in folders for it in side_by_side.find(folder)}
     if not found:
         where = " and ".join(map(str, folders))
-        raise ConfigError(f"{where}: no run is in there: give a folder that has run directories")
+        raise ConfigError(f"{where}: no run was found: give a folder with run directories")
     table = side_by_side.side_by_side(list(found.values()))
     if output == "text":
         click.echo(side_by_side.as_text(table, shutil.get_terminal_size((0, 0)).columns))
@@ -308,5 +308,5 @@ def runs(folders: tuple[Path, ...], output: str) -> None:
 
 
 def _cell(it: object) -> object:
-    """A value of which no spreadsheet makes a formula, and which every terminal can write."""
+    """A value that no spreadsheet takes for a formula and no terminal for a control character."""
     return "'" * it.startswith(("=", "+", "-", "@")) + visible(it) if isinstance(it, str) else it

@@ -1,4 +1,4 @@
-"""What both programs have of click: their help, and numbers and times as people write them."""
+"""Shared by both programs: click's help, and the types of numbers and times."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,13 @@ import click
 
 from gptddp import amounts
 
-# The context_settings of a group; and of its commands that others use too, as click keeps the help
-# of the first use.
+# The context_settings of a group, and of its commands that another group also has: click keeps the
+# help option of the first use.
 HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Summaries(click.Group):
-    """A group whose help has whole sentences of its commands."""
+    """A group whose help shows the whole summary of each command."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         cmd.short_help = (cmd.help or "").partition("\n")[0]  # click would cut it, not wrap it

@@ -1,4 +1,4 @@
-"""Every error of the package, with the exit code that it ends a process with. Stdlib only."""
+"""Every error of the package, with its exit code. Standard library only."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def visible(text: object) -> str:
-    """The text in one line, with every control character as an escape such as `\\x1b`.
+    """Return the text as one line, with control characters escaped, as in `\\x1b`.
 
-    For what is read from a shared volume, a peer or a cluster: none of it may move the cursor of a
-    terminal, colour it, or look like another line.
+    Use it for text from a shared volume, a peer or a cluster: such text must not move the cursor,
+    colour the terminal, or look like another line.
     """
     escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
     return "".join(escaped)
@@ -25,7 +25,7 @@ class GptddpError(Exception):
     """Base of the errors whose message is meant for the user: the field, the rule and the fix."""
 
     exit_code = 2
-    shared = False  # raised on every rank alike, so that one of them is enough to say it
+    shared = False  # True: every rank raises it, and one of them reports it
 
 
 class ConfigError(GptddpError):
@@ -43,23 +43,23 @@ class NonFiniteError(GptddpError):
 
 
 class CheckpointError(GptddpError):
-    """Checkpoints exist, and none of them is valid; or there were some, and none is left."""
+    """No checkpoint is valid, or all checkpoints that existed are lost."""
 
     exit_code = 4
 
 
 class AuditError(GptddpError):
-    """It cannot be told here whether a run is what its log says."""
+    """This machine cannot check whether a run matches its log."""
 
 
 class CrashLoopError(GptddpError):
-    """The same step has failed in three lives by the trainer's own error."""
+    """The same step has failed in three lives with an error of the trainer."""
 
     exit_code = 5
 
 
 class Finished(GptddpError):
-    """The run is complete, and this start has no step to do: nothing is written."""
+    """The run is complete: this start has no step to do and writes nothing."""
 
     exit_code = 0
 
@@ -71,15 +71,15 @@ class Stopped(GptddpError):
 
 
 class Superseded(GptddpError):
-    """A later life of the run, or another job, has it now: torchrun may start this one again."""
+    """A later life of the run, or another job, has taken it; torchrun may restart this one."""
 
     exit_code = 1
 
 
 class BadRowGroup(DataError):
-    """A row group that cannot be read, however often it is tried, and that a lane needs now.
+    """A row group that a lane needs now cannot be read, also after retries.
 
-    group: where it stands in the loader's list of row groups.
+    group: its index in the loader's list of row groups.
     """
 
     def __init__(self, message: str, group: int) -> None:
@@ -87,11 +87,11 @@ class BadRowGroup(DataError):
         self.group = group
 
 
-# -- what ends a life, and not the run -----------------------------------------------------------
+# -- errors that end a life, but not the run -------------------------------------------------------
 
 
 class LifeLost(RuntimeError):
-    """This process ends by no error of its own: it is started again, and the run goes on."""
+    """This process must restart, through no error of its own; the run continues."""
 
     exit_code = 1
 
@@ -101,39 +101,39 @@ class LostPeer(LifeLost):
 
 
 class Broken(LostPeer):
-    """The world has changed while it was formed: the next view is another."""
+    """The world changed while it was formed: another view follows."""
 
 
 class BadMessage(LifeLost):
-    """Another rank has sent a value of another kind than is due: it is not used."""
+    """Another rank sent a value of an unexpected kind; the value is not used."""
 
     def __init__(self, sender: str, what: str) -> None:
         super().__init__(
-            f"{sender} has sent {what}: the ranks must run the same version of gptddp, and nobody "
-            "else may reach their ports"
+            f"{sender} has sent {what}: all ranks must run the same version of gptddp, and no "
+            "other process may reach their ports"
         )
 
 
 class Hung(LifeLost):
-    """This rank has not come further for too long, and nobody waits for it in a collective."""
+    """This rank made no progress for too long, and no peer waits for it in a collective."""
 
 
 class Diverged(LifeLost):
     """The ranks do not hold the same state: no rank's state can be used."""
 
     def __init__(self, digests: Mapping[int, int], step: int, names: Sequence[str]) -> None:
-        """`digests`: of each rank's state; `names`: every rank as a message says it, by rank."""
+        """`digests`: the hash of each rank's state; `names`: the name of each rank, in order."""
         value, count = Counter(digests.values()).most_common(1)[0]
         majority = 2 * count > len(digests)
         self.ranks = [rank for rank, digest in digests.items() if not majority or digest != value]
         self.names = [names[rank] for rank in self.ranks]
         which = f"{', '.join(self.names)} differ{'s' if len(self.ranks) == 1 else ''} from the rest"
         if not majority:
-            which = f"there is no majority to tell which of {' and '.join(self.names)} is wrong"
+            which = f"there is no majority to show which of {' and '.join(self.names)} is wrong"
         super().__init__(
             f"after step {step} the ranks do not hold the same parameters and optimizer state: "
-            f"{which}. Going back to the newest checkpoint; a pod that is named again and again is "
-            "on broken hardware, or on another kind of processor than the rest"
+            f"{which}. Going back to the newest checkpoint. If a pod is named again and again, its "
+            "hardware is broken, or its processor is of another kind than the others"
         )
 
 
@@ -143,7 +143,7 @@ class Diverged(LifeLost):
 class Unusable(Exception):
     """Why a checkpoint cannot be loaded.
 
-    `damaged`: for good, so that it may be set aside; `transient`: it may be readable soon.
+    `damaged`: it will never load, so it may be set aside; `transient`: it may be readable soon.
     """
 
     def __init__(

@@ -23,12 +23,12 @@ _FIXES = {
     errno.EEXIST: "move away the file that is in a directory's place",
     errno.ELOOP: "move away the symbolic link that is in a file's place",
 }
-TRANSIENT = (  # of a volume that may come back
+TRANSIENT = (  # errors of a volume that may come back
     *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT),  # a disk's, or NFS's
     # SMB's, and those of FUSE, Lustre and Ceph: the server or its connection is gone
     *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED),
 )
-# trouble that another try does not mend: what is in a file's place, or may not be read
+# errors that a retry does not mend: another thing is in a file's place, or may not be read
 MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before a volume is asked again
@@ -41,16 +41,16 @@ _Result = TypeVar("_Result")
 
 
 def may_pass(error: BaseException) -> bool:
-    """Is it trouble of a volume that may come back? Also of an error that says so by itself."""
+    """Can the error pass: a volume that may come back, or an error that is marked `transient`?"""
     known = isinstance(error, OSError) and error.errno in TRANSIENT
     return known or bool(getattr(error, "transient", False))
 
 
 def patiently(look: Callable[[], _Result]) -> _Result:
-    """What `look` returns, however the volume fails for a while: half a minute at the most.
+    """Return what `look` returns; retry for up to half a minute while the volume fails.
 
-    Each failure is a line of the log: which file, which error, when it is tried again. Raises the
-    last error after the last attempt, and any other error at once. `look` must be repeatable.
+    Each failure is logged with its file, error and the time of the next try. Raises the last error
+    after the last try, and any other error at once. `look` must be repeatable.
     """
     for pause_s in RETRY_S:
         try:
@@ -64,13 +64,13 @@ def patiently(look: Callable[[], _Result]) -> _Result:
 
 
 def explain(error: OSError) -> str:
-    """The error in one line with, where we know it, the fix."""
+    """The error in one line, with the fix if it is known."""
     fix = _FIXES.get(error.errno or 0)
     return f"{error}: {fix}" if fix else str(error)
 
 
 def names_in(directory: str | Path) -> list[str]:
-    """The names in a directory; none where there is no such directory. Raises OSError."""
+    """The names in a directory; none if it does not exist. Raises OSError."""
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -80,8 +80,8 @@ def names_in(directory: str | Path) -> list[str]:
 def exists(path: str | Path, kind: Callable[[int], bool] = bool) -> bool:
     """Is there such a file, of a kind such as `stat.S_ISDIR`? Links are followed.
 
-    Raises OSError where the volume cannot say. `Path.exists`, `is_dir` and `is_file` take that for
-    a no from Python 3.14 on, and `os.path` always has: what cannot be seen would count as lost.
+    Raises OSError if the volume does not answer. `os.path`, and from Python 3.14 on `Path.exists`,
+    `is_dir` and `is_file`, return False then: an unreachable file would count as lost.
     """
     try:
         return kind(os.stat(path).st_mode)
@@ -90,7 +90,7 @@ def exists(path: str | Path, kind: Callable[[int], bool] = bool) -> bool:
 
 
 def fsync(path: str | Path) -> None:
-    """Make a file's content durable, or the names in a directory, such as a rename's new one."""
+    """Make a file's content durable, or the names in a directory, for example after a rename."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -102,14 +102,14 @@ def fsync(path: str | Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, unless they are there, and its name durable.
+    """Make a folder and its missing parents, and make its name durable.
 
     Raises OSError.
     """
     if not exists(path.parent, stat.S_ISDIR):
         make_folder(path.parent)
     path.mkdir(exist_ok=True)
-    with contextlib.suppress(PermissionError):  # a folder that may be written and not read
+    with contextlib.suppress(PermissionError):  # the parent may be writable but not readable
         fsync(path.parent)
 
 
@@ -125,11 +125,11 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def bypass_cache(fd: int, bypass: bool = True) -> bool:
-    """Have writes go from memory to the device (O_DIRECT), or not; True if that is a change.
+    """Switch O_DIRECT on or off for a descriptor; True if that changed it.
 
-    It saves the copy to the page cache. A file system without O_DIRECT goes on as before. Bytes
-    that are not aligned to the file system's blocks give EINVAL; `write_all` then goes on with the
-    cache.
+    With it, writes go to the device without a copy in the page cache. A file system without
+    O_DIRECT ignores it. Bytes that are not aligned to the file system's blocks give EINVAL;
+    `write_all` then uses the cache.
     """
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     wanted = flags | _DIRECT if bypass else flags & ~_DIRECT
@@ -149,15 +149,15 @@ def write_new(path: str | Path, data: bytes) -> None:
 
 
 def write_atomic(path: str | Path, data: bytes) -> None:
-    """Replace a file's content: a reader sees the old or the new, after a crash too.
+    """Replace a file's content: a reader sees the old or the new content, also after a crash.
 
-    Raises OSError, with the old content in place and nothing left beside it.
+    Raises OSError; then the old content is in place, and the temporary file is removed.
     """
     path = Path(path)
     try:
         _write_and_replace(path, data)
     except FileNotFoundError:
-        # Who tidies up the folder may have taken the unfinished file for that of a killed writer.
+        # A process that cleans the folder may have taken the file for one of a killed writer.
         _write_and_replace(path, data)
     fsync(path.parent)
 
@@ -174,9 +174,9 @@ def _write_and_replace(path: Path, data: bytes) -> None:
 
 
 def is_inside(name: object) -> bool:
-    """Is this a relative path, as a manifest names a file of its own folder, that stays in there?
+    """Is this a relative path that stays inside its folder?
 
-    Nobody may have a file read that lies elsewhere by a `..` or an absolute path in a manifest.
+    A manifest must not make us read files elsewhere, by `..` or an absolute path.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         return False
@@ -184,12 +184,11 @@ def is_inside(name: object) -> bool:
 
 
 def lock(path: str | Path) -> int:
-    """Lock a file (flock), made if need be; returns the descriptor, and closing it unlocks.
+    """Create a file if needed and lock it (flock); return its descriptor, which unlocks on close.
 
-    Its holder may remove the file before it unlocks. The kernel unlocks it when the process dies.
-    On a file system without locks the descriptor is of an unlocked file. A symbolic link is not
-    followed. Raises BlockingIOError where another process holds the lock, OSError where the file
-    cannot be made.
+    The holder may remove the file before it unlocks. The kernel unlocks it when the process dies.
+    On a file system without locks the file stays unlocked. A symbolic link is not followed. Raises
+    BlockingIOError if another process holds the lock, OSError if the file cannot be made.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -198,7 +197,7 @@ def lock(path: str | Path) -> int:
         except BlockingIOError:
             os.close(fd)
             raise
-        except OSError:  # no locks here: the user takes care that only one process is at work
+        except OSError:  # no locks here: the user must run only one process
             return fd
         try:
             if os.path.samestat(os.stat(path), os.fstat(fd)):
@@ -206,15 +205,16 @@ def lock(path: str | Path) -> int:
         except FileNotFoundError:
             pass
         except OSError:
-            os.close(fd)  # nobody would unlock it
+            os.close(fd)  # else it would stay locked
             raise
         os.close(fd)  # its last holder has just removed this file: lock the new one
 
 
 def lock_now(fd: int) -> None:
-    """Lock an open file (flock). Raises BlockingIOError where another process has it locked.
+    """Lock an open file (flock). Raises BlockingIOError if another process holds the lock.
 
-    Who asks `is_locked` has it for a moment, which is waited for. Other errors: no locks there.
+    It retries for some milliseconds, as `is_locked` holds the lock for a moment. Any other OSError:
+    the file system has no locks.
     """
     for pause_s in _MOMENT_S:
         with contextlib.suppress(BlockingIOError):
@@ -241,7 +241,7 @@ def write_json_atomic(path: str | Path, obj: Any) -> None:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """The value that it says. Raises ValueError for all that is not JSON, or nested too deeply."""
+    """Parse JSON. Raises ValueError if it is not JSON, or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -249,10 +249,10 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def read_json(path: str | Path) -> Any | None:
-    """The content of a JSON file; None where there is no such file.
+    """The content of a JSON file; None if the file does not exist.
 
-    Raises ValueError, naming the file, where it is not JSON, or null, which none of our files is;
-    OSError where it cannot be read.
+    Raises ValueError, naming the file, if it is not JSON or is null, which no file of ours is;
+    OSError if it cannot be read.
     """
     try:
         value = parse_json(Path(path).read_bytes())
@@ -261,5 +261,5 @@ def read_json(path: str | Path) -> Any | None:
     except ValueError as error:  # bad UTF-8 too
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if value is None:
-        raise ValueError(f"{path} has nothing but null")
+        raise ValueError(f"{path} contains only null")
     return value

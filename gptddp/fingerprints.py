@@ -15,38 +15,38 @@ from gptddp.run.log_check import LogCheck, gap_text
 from gptddp.run.progress import FINGERPRINT
 
 ROWS = ("batch_fp", "chain_fp")
-# The same too where the sums of both runs are exact; the last two are of some steps only.
+# Equal too if both runs use exact sums; only some steps have the last two.
 BITS = ("loss", "grad_norm", "val_loss", "state_fp")
 
 
 @dataclass(frozen=True)
 class Logged:
-    """The fingerprints and losses that a run has logged, and what is wrong with its log."""
+    """The logged fingerprints and losses of a run, and the errors of its log."""
 
     run: Path
-    steps: Mapping[int, Mapping[str, Any]]  # with the `life` that logged each
-    config: Mapping[str, Any]  # {} where the ledger is lost: rows need none of it
+    steps: Mapping[int, Mapping[str, Any]]  # each with the `life` that logged it
+    config: Mapping[str, Any]  # {} if the ledger is lost; rows do not need it
     wrong: str | None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs over the steps that both have logged, of which the first `same` agree."""
+    """Two runs, compared over the steps that both have logged; the first `same` steps agree."""
 
     a: Logged
     b: Logged
     both: Sequence[int]
     same: int
-    bits: bool  # are losses and states compared as well? Not unless the sums of both are exact
+    bits: bool  # are losses and states compared too? Only if both runs use exact sums
 
     @property
     def difference(self) -> int | None:
-        """The first step that differs, None where none does."""
+        """The first step that differs; None: all are the same."""
         return self.both[self.same] if self.same < len(self.both) else None
 
 
 def compare(run_a: Path, run_b: Path) -> Comparison:
-    """Compare two run directories; raises DataError where they cannot be compared, OSError."""
+    """Compare two run directories. Raises DataError if they cannot be compared, OSError."""
     a, b = read(run_a), read(run_b)
     both = sorted(a.steps.keys() & b.steps.keys())
     if not both:
@@ -60,7 +60,7 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
 
 
 def read(run: Path) -> Logged:
-    """What a run has logged. Raises DataError, naming the step, and OSError."""
+    """Read the log of a run. Raises DataError, naming the step, and OSError."""
     steps: dict[int, Mapping[str, Any]] = {}
     check = LogCheck(run)
     for life, line in logged(run):
@@ -74,7 +74,7 @@ def read(run: Path) -> Logged:
         kept = {key: line.get(key) for key in (*ROWS, *BITS, "world_size")}
         steps[line["step"]] = kept | {"life": life}
     if not steps:
-        raise DataError(f"{run} has logged no step yet: nothing to compare")
+        raise DataError(f"{run} has no logged step yet: train it first")
     return Logged(run, steps, run_state.read(run).config or {}, check.found())
 
 
@@ -98,7 +98,10 @@ def _same(result: Comparison) -> list[str]:
     a, b, both = result.a.steps, result.b.steps, result.both
     first = f"same: {result.same} steps ({_ranges(both)}), chain_fp {a[both[-1]]['chain_fp']}"
     if not result.bits:
-        return [first, "  only their rows: not both say that their sums are exact (see --reduce)"]
+        return [
+            first,
+            "  only their rows were compared: not both runs used exact sums (see --reduce)",
+        ]
     states = [step for step in both if a[step]["state_fp"] and b[step]["state_fp"]]
     if not states:
         return [first, "  and their losses; no step has the state_fp of both"]
@@ -116,7 +119,7 @@ def _difference(result: Comparison, step: int) -> list[str]:
             where = f"{it.run}, life {found['life']}, world size {found['world_size']}"
             lines.append(f"  {key} {found[key]}  {where}")
     if keys == ["chain_fp"]:
-        lines.append("  the rows of this step are the same: those of a step before are not")
+        lines.append("  the rows of this step are the same; the rows of an earlier step differ")
     if not set(keys) & set(ROWS):
         lines.append("  the rows are the same")
     both = (differences(a.config, b.config, kind) for kind in (FIXED, KEPT))

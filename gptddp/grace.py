@@ -1,7 +1,7 @@
-"""The end of a grace period: who leaves when, so that nobody is killed with work to do."""
+"""The end of a grace period: the order in which processes exit, so that none is killed at work."""
 
-# Seconds before the end (of a period of 16 s or more): a worker that hangs leaves by itself; the
-# workers that are left are killed by their launcher; the launcher leaves.
+# Seconds before the end (of a period of 16 s or more): a worker that hangs exits by itself; the
+# launcher kills the remaining workers; the launcher exits.
 WORKER_S, KILL_S, LAUNCHER_S = 8.0, 4.0, 3.0
 
 

@@ -1,6 +1,6 @@
-"""The runs of a sweep: every combination of the values that some fields are given.
+"""The runs of a sweep: every combination of the values of some fields.
 
-Its values alone name a run, as a folder and as a job: `lr-3e-3-seed-1`, whatever else is swept.
+A run's folder and job are named by its values, as in `lr-3e-3-seed-1`.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ def configurations(
 ) -> dict[str, Config]:
     """The configuration of each run by its name, in the order in which they are trained.
 
-    swept: the values of each field, as in {"lr": "1e-3,3e-3"}, the last of which changes fastest;
-    {}: one run, without a name. base: what all have, of which `train_args` were given as flags.
-    Raises ConfigError for a field that cannot be swept, and for values that cannot work.
+    swept: the values of each field, as in {"lr": "1e-3,3e-3"}; the last field changes fastest; {}:
+    one run, without a name. base: the common configuration; `train_args`: its flags. Raises
+    ConfigError for a field that cannot be swept, and for invalid values.
     """
     for name in swept.keys() & texts(train_args).keys():
-        raise ConfigError(f"{flag(name)} is swept, and given after --: leave one of them out")
+        raise ConfigError(f"{flag(name)} is given before and after --: leave out one of them")
     values = {name: _values(name, text) for name, text in swept.items()}
     combinations = itertools.product(*values.values())
     runs = [dict(zip(values, it, strict=True)) for it in combinations]
@@ -34,20 +34,20 @@ def configurations(
 def _values(name: str, text: str) -> list[Any]:
     if name not in {*FIELDS, "config"}:
         raise ConfigError(f"unknown field {name!r}{did_you_mean(name, FIELDS)}")
-    # two hashes or paths would be no values to compare, and a pair of betas has a comma itself
+    # hashes and paths are no values to compare, and a pair of betas contains a comma
     if name in ("config", "init_sha256", "betas") or FIELDS[name].metadata["fate"] == START:
         raise ConfigError(f"{flag(name)} cannot be swept: give it once for all runs, after --")
     return [from_text(flag(name), name, word.strip()) for word in text.split(",")]
 
 
 def name_of(fields: Mapping[str, Any]) -> str:
-    """The name of a run with these values; the order of the fields is that of the configuration."""
+    """The name of a run with these values, in the order of the configuration's fields."""
     parts = [f"{name.replace('_', '-')}-{_text(fields[name])}" for name in FIELDS if name in fields]
     return "-".join(parts)
 
 
 def _text(value: Any) -> str:
-    """A value in lower case letters, digits and '-', so without a point: 0.0012 is 12e-4."""
+    """A value in lower case letters, digits and '-', without a point: 0.0012 is 12e-4."""
     if not isinstance(value, float):
         return str(value).lower()
     if value < 1e6 and value.is_integer():

@@ -1,7 +1,4 @@
-"""The models and the optimizers by name: the values that they give to fields of a configuration.
-
-And which values of these fields cannot be together.
-"""
+"""Presets and optimizers: the values that they give to fields; values that cannot be combined."""
 
 import math
 from typing import Any
@@ -43,9 +40,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     ),
 }  # fmt: skip
 
-# What an optimizer gives to fields instead of the preset, whose values are AdamW's. `autoresearch`:
-# the constants of that trainer; its groups are in gptddp/model/recipes.py. Muon: nothing, as its
-# updates have the size of AdamW's, but where its peak rate has been measured.
+# Fields for which an optimizer overrides the preset, which is tuned for AdamW. `autoresearch`: the
+# constants of that trainer; its groups are in gptddp/model/recipes.py. Muon's updates are as large
+# as AdamW's, so it overrides nothing, except where its peak rate was measured.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {},
     "muon": {},
@@ -59,33 +56,33 @@ MEASURED: dict[tuple[str, str], dict[str, Any]] = {  # by benchmarks/optimizers.
     ("muon", "tiny"): dict(lr=1.2e-2),
     ("muon", "modern-tiny"): dict(lr=1.2e-2),
 }
-# By this the peak rate of a run that begins with trained weights is less than that of pre-training.
-# Radford et al. 2018 (GPT, section 4.1) took a quarter, nanoGPT a twentieth.
+# The peak rate of fine-tuning is that of pre-training divided by this. Radford et al. 2018 (GPT,
+# section 4.1) divided by 4, nanoGPT by 20.
 FINE_TUNING = 10
 
-# Of `depth`: the dial of github.com/karpathy/nanochat (scripts/base_train.py at 92d63d4).
-_WIDTH = 64  # channels for each block, as there
-_TOKENS = 20  # a parameter of the blocks; of all parameters in Hoffmann et al. 2022, table 3
-_BATCH = 0.383  # the best batch grows by this power of the tokens (Bergsma et al. 2025), as there
+# `depth` follows github.com/karpathy/nanochat (scripts/base_train.py at 92d63d4).
+_WIDTH = 64  # channels per block, as in nanochat
+_TOKENS = 20  # per parameter of the blocks; Hoffmann et al. 2022, table 3, count all parameters
+_BATCH = 0.383  # the best batch grows with tokens**0.383 (Bergsma et al. 2025), as in nanochat
 
 _GPT2S = ("tiny", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # by width
 
-# The fields that say of what parts a model is made; kv_heads too, but its default is n_head.
+# The fields that select the parts of a model. kv_heads is not here, as its default is n_head.
 PARTS = ("norm", "positions", "activation", "qk_norm", "head", "softcap", "windows", "extras")
 
 
 def given_by(preset: str, optimizer: str | None) -> dict[str, Any]:
-    """What both give to fields; None: the preset's own optimizer, or AdamW."""
+    """Fields set by preset and optimizer; None: the preset's own optimizer, or AdamW."""
     given = PRESETS[preset]
     optimizer = optimizer or given.get("optimizer", "adamw")
     return given | OPTIMIZERS[optimizer] | MEASURED.get((optimizer, preset), {})
 
 
 def scaled(preset: dict[str, Any], c: Any) -> dict[str, Any]:  # c: see wrong_shape
-    """What `depth` gives to fields: the preset with more blocks or fewer, in heads of its size.
+    """Fields set by `depth`: the preset with more or fewer blocks and heads of the same size.
 
-    What follows from a field goes by its given value. At the depth of `gpt2`, `modern` and
-    `autoresearch` all but the length of the run is as they have it.
+    Fields that are given are used in the computation. At the depth of `gpt2`, `modern` and
+    `autoresearch` only the length of the run differs from the preset.
     """
     size = preset["n_embd"] // preset["n_head"]
     width = c.n_embd or math.ceil(_WIDTH * c.depth / size) * size
@@ -97,8 +94,8 @@ def scaled(preset: dict[str, Any], c: Any) -> dict[str, Any]:  # c: see wrong_sh
     rows = preset["batch"] * preset["seq_len"] / seq_len * grown**_BATCH
     batch = c.batch or max(1, round(rows / lanes)) * lanes
     steps = c.steps or math.ceil(_TOKENS * blocks / (batch * seq_len))
-    # AdamW's rate goes down as the width grows, as in GPT-3's table (Yang et al. 2022, "Tensor
-    # programs V"). What Muon of autoresearch does has the width in it already.
+    # AdamW's rate falls as the width grows, as in GPT-3's table (Yang et al. 2022, "Tensor programs
+    # V"). The Muon of autoresearch already scales by the width.
     own_rate = (c.optimizer or preset["optimizer"]) == "autoresearch"
     return dict(
         n_layer=c.depth, n_head=heads, n_embd=width, batch=batch, steps=steps,
@@ -109,16 +106,16 @@ def scaled(preset: dict[str, Any], c: Any) -> dict[str, Any]:  # c: see wrong_sh
 
 
 def fine_tuning_rate(n_embd: int, optimizer: str | None) -> float:
-    """The peak rate for trained weights of this width: by the smallest GPT-2 that is as wide.
+    """The peak rate for trained weights of this width: from the smallest GPT-2 that is as wide.
 
-    Not by the preset of the run, which is `tiny` on every CPU: its rate would undo a larger model.
+    The run's own preset is no guide: on CPUs it is `tiny`, whose rate would ruin a larger model.
     """
     wide = [it for it in _GPT2S if PRESETS[it]["n_embd"] >= n_embd] or ["gpt2-xl"]
     return float(given_by(wide[0], optimizer)["lr"] / FINE_TUNING)
 
 
 def wrong_shape(c: Any) -> str:  # a Config, whose module imports this one
-    """Which fields cannot be together, with the rule and a fix; "": none of those that are set."""
+    """Why some fields cannot be combined, with the rule and a fix; "": all set fields fit."""
     if c.batch and c.lanes and c.batch % c.lanes:
         low = c.batch // c.lanes * c.lanes
         fix = f"{low} or {low + c.lanes}" if low else f"{c.lanes}"
@@ -135,12 +132,12 @@ def wrong_shape(c: Any) -> str:  # a Config, whose module imports this one
     if c.kv_heads and c.n_head and c.n_head % c.kv_heads:
         heads = max(n for n in range(1, min(c.kv_heads, c.n_head) + 1) if c.n_head % n == 0)
         return (
-            f"n_head {c.n_head} is not divisible by kv_heads {c.kv_heads}: each head of keys and "
-            f"values serves as many heads of queries; use --kv-heads {heads}"
+            f"n_head {c.n_head} is not divisible by kv_heads {c.kv_heads}: each key and value "
+            f"head serves the same number of query heads; use --kv-heads {heads}"
         )
     if c.positions == "rope" and c.n_embd and c.n_head and (size := c.n_embd // c.n_head) % 2:
         return (
-            f"positions is rope, which turns pairs, and a head has {size} channels: "
+            f"positions is rope, which rotates pairs, and a head has {size} channels: "
             f"use --n-embd {c.n_embd + c.n_head}, or another n_head"
         )
     if c.windows is not None and (not c.windows or set(c.windows) - set("SL")):
@@ -150,7 +147,7 @@ def wrong_shape(c: Any) -> str:  # a Config, whose module imports this one
         )
     if c.extras == "autoresearch" and c.head == "tied":
         return (
-            "extras autoresearch begins with embeddings far too large for an output that is tied "
-            "to them: use --head untied"
+            "extras autoresearch starts with embeddings far too large for a tied output layer: "
+            "use --head untied"
         )
     return ""

@@ -1,4 +1,4 @@
-"""Numbers as a reader takes them in, the same in logs, commands and pages; two are read back."""
+"""Number formats of logs, commands and pages; two of them can be parsed again."""
 
 import math
 import re
@@ -10,8 +10,8 @@ _TIMES = {"T": 1e12, "B": 1e9, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
 
 def duration(seconds: float) -> str:
-    """`0.004 s`, `4.2 s`, `2 min 14 s`, `3 h 5 min`, `2 d 4 h`; an int has no part of a second."""
-    if not seconds < 1e12:  # of a clock that nobody set
+    """`0.004 s`, `4.2 s`, `2 min 14 s`, `3 h 5 min`, `2 d 4 h`; an int shows no fraction."""
+    if not seconds < 1e12:  # the clock is not set
         return "?"
     if seconds < 59.95:
         if isinstance(seconds, int):
@@ -25,7 +25,7 @@ def duration(seconds: float) -> str:
 
 
 def seconds(text: str) -> int:
-    """Of a `duration`, as far as that says."""
+    """Parse a `duration`, to its precision."""
     parts = re.findall(r"([\d.]+) (d|h|min|s)\b", text)
     return round(sum(float(number) * _SECONDS[unit] for number, unit in parts))
 
@@ -53,18 +53,18 @@ def size(nbytes: float) -> str:
 
 
 def number(text: str) -> float:
-    """Of an `amount`, as far as that says; version 0.1.0 wrote `21.0k`."""
+    """Parse an `amount`, to its precision; version 0.1.0 wrote `21.0k`."""
     digits = text.rstrip(" kMBT")
     return float(digits) * _TIMES[text[len(digits) :].strip()]
 
 
 def loss(nats: float | None) -> str:
-    """A loss; None: of a step that was skipped."""
+    """Format a loss; None: the step was skipped."""
     return "not finite" if nats is None else f"{nats:.4f}"
 
 
 def value(number: Any, digits: int = 4) -> str:
-    """A figure of the log; `-` where there is none."""
+    """Format a figure of the log; `-` if it has none."""
     if not isinstance(number, int | float) or isinstance(number, bool) or not math.isfinite(number):
         return "-"
     if isinstance(number, int) or (number.is_integer() and abs(number) < 1e15):
@@ -75,7 +75,7 @@ def value(number: Any, digits: int = 4) -> str:
 
 
 def percent(part: float) -> str:
-    """`93.4 %`; never 100 where something is left, nor 0 where something is."""
+    """`93.4 %`; 100 and 0 only if exact."""
     text = f"{100 * part:.1f}"
     if text == "100.0" and part < 1:
         text = "99.9"

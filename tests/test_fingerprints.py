@@ -39,7 +39,7 @@ def test_runs_of_the_same_rows(tmp_path):
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == (
         f"same: 40 steps (steps 1 to 40), chain_fp {CHAIN[40]:016x}\n"
-        "  only their rows: not both say that their sums are exact (see --reduce)\n"
+        "  only their rows were compared: not both runs used exact sums (see --reduce)\n"
     )
 
 
@@ -51,7 +51,7 @@ def test_a_shorter_run_is_said_to_be_shorter(tmp_path):
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         f"same: 8 steps (steps 1 to 4, 7 to 10), chain_fp {CHAIN[10]:016x}",
-        "  only their rows: not both say that their sums are exact (see --reduce)",
+        "  only their rows were compared: not both runs used exact sums (see --reduce)",
         f"not compared: {tmp_path / 'a'} has not logged steps 11 to 15",
         f"not compared: {tmp_path / 'b'} has not logged steps 5 to 6",
     ]
@@ -78,7 +78,7 @@ def test_a_chain_that_differs_alone_points_back(tmp_path):
     result = fingerprints(tmp_path / "a", tmp_path / "b")
     assert result.exit_code == 1
     assert f"  chain_fp {CHAIN[5] + 1:016x}  {tmp_path / 'b'}, life 1" in result.stdout
-    assert "those of a step before are not" in result.stdout
+    assert "the rows of an earlier step differ" in result.stdout
 
 
 def exact(run, *, reduce="exact", **changes):
@@ -136,14 +136,14 @@ def test_the_first_number_or_state_that_differs_is_shown(tmp_path, field, value,
     assert lines[4:] == ["  the runs differ in lr: 0.001 -> 0.002"]
     exact(tmp_path / "fast", reduce="fast", **{field: value})
     result = fingerprints(tmp_path / "a", tmp_path / "fast")
-    assert result.exit_code == 0 and "only their rows: not both say" in result.stdout
+    assert result.exit_code == 0 and "only their rows were compared" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("steps", "line", "message"),
     [
         (None, "", "is not a run directory"),
-        ([], "", "has logged no step yet"),
+        ([], "", "has no logged step yet"),
         ([3], '{"step": 4, "chain_fp": "0000000000000000"}', "step 4: batch_fp is None instead of"),
         ([3], '{"step": 4, "batch_fp": 7}', "log.1.jsonl, step 4: batch_fp is 7 instead of"),
         ([77], "", "no step is in both logs: "),

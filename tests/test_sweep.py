@@ -99,7 +99,7 @@ def test_no_training_outlives_a_sweep_that_is_killed(begin):
         ("1e-3,3e-3,1x", [], "--lr is '1x': it must be a number, as in 0.003"),
         ("1e-3,3e-3,-1", [], "lr is -1.0: it must be at least 0"),
         ("1e-3,", [], "--lr is '': it must be a number, as in 0.003"),
-        ("1e-3,3e-3", ["--lr=1e-2"], "--lr is swept, and given after --"),
+        ("1e-3,3e-3", ["--lr=1e-2"], "--lr is given before and after --"),
         ("1e-3,3e-3", ["--run-dir", "x"], "give it once, before --"),
         ("1e-3,3e-3", ["--data", "nothing"], "nothing: no such folder"),
         ("1e-3,3e-3", ["--data", ""], "--data is missing: give it after --"),

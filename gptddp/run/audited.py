@@ -113,7 +113,7 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
             lines[line["step"]] = {name: line[name] for name in fields if name in line}
             lives[line["step"]] = generation
     if not lines:
-        raise AuditError(f"{run} has logged no step yet: nothing to recompute")
+        raise AuditError(f"{run} has no logged step yet: train it first")
     events = read_ledger(run)
     wrong = [log_check.not_whole(run, found)] if (found := check.found()) else []
     wrong += [

@@ -80,7 +80,7 @@ FORGED = {
     "saves taken out": (in_events("checkpoint"), "lacks the checkpoint event of step-0000000000"),
     "one save taken out": (
         in_events("checkpoint", which=FIRST),
-        "lacks the checkpoint event of step-000000000001.1, and has later ones",
+        "lacks the checkpoint event of step-000000000001.1, but has later events",
     ),
     "step of the marker": (in_json(FINISHED, step=7), "finished.json has step 7, and the run 8"),
     "tokens of the last stop": (in_events("stop", tokens=3, results=[1]), "tokens is 3 in ledger"),
@@ -146,7 +146,7 @@ def test_checkpoints_that_a_run_deletes_while_it_is_audited(forged, monkeypatch)
     monkeypatch.setattr("gptddp.audit.load", deleting)
     code, text = audit(forged, "--whole")
     assert code == 0 and "same bits: steps 1 to 8 of 8 (100%)" in text
-    assert "not counted: step-000000000005.1: it has been deleted meanwhile" in text
+    assert "not counted: step-000000000005.1: it was deleted during the audit" in text
     code, text = audit(forged)
     assert code == 2 and "nothing recomputed" in text
 

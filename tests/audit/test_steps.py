@@ -151,8 +151,8 @@ def test_a_checkpoint_that_is_not_of_the_run_as_it_is_now_is_not_wrong(honest, c
     for flags in ((), ("--whole",)):
         code, text = audit(run, *flags)
         assert code == 0 and " to 8 of 8 (" in text
-        assert "not counted: step-000000000008.2: it is another run's\n" in text
-        left = "step-000000000005.2: the run has left it, as life 3 has begun from step 3\n"
+        assert "not counted: step-000000000008.2: it belongs to another run\n" in text
+        left = "step-000000000005.2: the run discarded it: life 3 started from step 3\n"
         assert f"not counted: {left}" in text and text.count("not counted") == 2
     shutil.rmtree(there / "step-000000000003.1")  # the oldest is not what an audit begins with
     assert audit(run)[0] == 0
@@ -228,7 +228,7 @@ def test_an_audit_that_is_stopped_says_so(honest, monkeypatch, step):
 
     monkeypatch.setattr(life, "agree", interrupted)
     code, text = audit(honest, "--whole")
-    assert code == 2 and f"stopped by SIGINT after step {step}: give the command again" in text
+    assert code == 2 and f"stopped by SIGINT after step {step}: start the audit again" in text
 
 
 def test_where_it_cannot_be_told_the_reason_is_said(forged, corpus, tmp_path, monkeypatch):

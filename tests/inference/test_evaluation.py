@@ -79,7 +79,7 @@ def test_a_step_is_sampled_and_exported_too(run, tmp_path):
         refused = CliRunner().invoke(cli, [*args, "--step", "9"])
         assert refused.exit_code == 2 and "no checkpoint of step 9: use one of" in refused.stderr
     refused = CliRunner().invoke(cli, ["checkpoints", str(run), "--step", "2"])
-    assert refused.exit_code == 2 and "--step says which checkpoint" in refused.stderr
+    assert refused.exit_code == 2 and "--step selects the checkpoint" in refused.stderr
 
 
 def test_a_split_is_evaluated_as_a_whole_by_definition(run, tmp_path, books, corpus):
