@@ -1,10 +1,10 @@
-"""The demo: real text, four pods as processes, one of them killed, the same bits, what it writes.
+"""The demo: train on real text in four local pods, kill one, compare the bits, show samples.
 
     python -m gptddp.demo
 
 Every command that it runs is printed as a user would type it. The corpus is Python's standard
-library, as this machine has it. The training has a time budget, so that the demo ends in time on a
-slow machine, too. All files are in `demo/`.
+library of this machine. The training has a time budget, so the demo takes the same time on a slow
+machine. All files are in `demo/`.
 """
 
 import argparse
@@ -29,18 +29,19 @@ from gptddp.run.history import history, read_ledger
 
 NAME = "demo"
 VICTIM = f"{NAME}-worker-2"
-# Packages in the library's folder, and a client with a thousand similar classes; tables; tests.
+# Not of the library: packages in its folder, a client with a thousand similar classes; and tables,
+# tests.
 LEFT_OUT = ("*-packages", "kubernetes", "encodings", "pydoc_data", "test", "tests")
-# A model that transformers has too, and the optimizer of karpathy/autoresearch: of what there is,
-# its loss falls fastest in so few seconds, and faster with 2 layers than with 4. Many small steps.
+# A model that transformers can load, many small steps, and the optimizer of karpathy/autoresearch:
+# its loss falls fastest in so few seconds, and faster with 2 layers than with 4.
 RECIPE = (
     *("--preset", "modern-tiny", "--n-layer", "2", "--head", "untied"),
     *("--optimizer", "autoresearch", "--steps", "100000"),
     *("--eval-every", "50", "--eval-tokens", "32768", "--sample-tokens", "100"),
 )
-# So late, and checkpoints so often, that of those that are kept one is of before the kill. The
-# steps from there on are computed once more.
-KILL_AT, CHECKPOINT_EVERY, KEEP = 0.9, 1 / 24, 8  # the first two of the seconds
+# The kill is so late, and checkpoints so frequent, that a kept one is from before the kill. The
+# audit recomputes the steps from there on.
+KILL_AT, CHECKPOINT_EVERY, KEEP = 0.9, 1 / 24, 8  # the first two: fractions of the training time
 SAMPLE_ROWS = 4
 
 
@@ -49,7 +50,7 @@ def say(text: str) -> None:
 
 
 def command(program: str, *args: str) -> list[str]:
-    """A command of ours as it can be run here; printed as a user types it."""
+    """A command of ours that runs from the sources; printed as a user would type it."""
     print(f"$ {program} {shlex.join(args)}", flush=True)
     begin = "k8s import main" if program == "gptddp-k8s" else "cli import cli as main"
     return [sys.executable, "-c", f"from gptddp.{begin}; main()", *args]
@@ -81,7 +82,7 @@ def last_line(run: Path) -> dict[str, Any]:
 def kill_after(
     seconds: float, run: Path, status: Path, job: subprocess.Popen[bytes]
 ) -> float | None:
-    """SIGKILL every process of one pod once the run has trained so long; the time of the kill."""
+    """SIGKILL every process of one pod after so many seconds of training; return the time."""
     while job.poll() is None:
         time.sleep(0.5)
         line = last_line(run)
@@ -97,18 +98,18 @@ def kill_after(
 
 
 def recoveries(run: Path, killed: float) -> str:
-    """What the kill has cost, by the ledger: how long no step was done, and steps done again."""
+    """The cost of the kill, from the ledger: pauses between steps, and steps done again."""
     after = [event for event in read_ledger(run) if event["time"] > killed]
     moves = [event for event in after if event["event"] == "world"]
     if not moves:
-        return "none: the time was over before the next step"
+        return "none: the time budget ended before the next step"
     redone = sum(event["redo"] for event in after if event["event"] == "start")
     pauses = ", then ".join(f"{it['pause_s']:.2f} s (to {it['world_size']} ranks)" for it in moves)
     return f"{pauses} without a step; {redone} steps done again"
 
 
 def report(run: Path, data: Path, killed: float | None) -> bool:
-    """Print the result as the run's own files have it; True if no step is missing or doubled."""
+    """Print the result from the run's files; True if no step is missing or doubled."""
     last = last_line(run)
     val = (read_json(data / "dataset.json") or {})["splits"]["val"]
     bits = val["unigram_entropy_nats"] * val["tokens"] / val["text_bytes"] / math.log(2)
@@ -148,14 +149,14 @@ def show(run: Path, page: Path) -> int:
 
 
 def next_steps(folder: Path, run: Path, page: Path) -> None:
-    """Print commands that go on from here."""
+    """Print commands to continue with."""
     say("Next")
     if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ:
         print(f"source {shlex.quote(os.path.relpath(sys.prefix))}/bin/activate")
     data = folder / "volumes/data"
     for args, what in (
         (("sample", run, "--prompt", "def ", "--tokens", "200"), "let it write"),
-        (("report", run, "--out", page), "that page once more: open it in a browser"),
+        (("report", run, "--out", page), "draw the page again: open it in a browser"),
         (("checkpoints", run, "--export", folder / "model"), "for Hugging Face's transformers"),
         (("train", "--data", data, "--run-dir", folder / "deeper", "--depth", 2), "a longer run"),
     ):
@@ -165,7 +166,7 @@ def next_steps(folder: Path, run: Path, page: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gptddp.demo", description=__doc__)
     parser.add_argument("--dir", type=Path, default=Path("demo"), help="folder of the demo [demo]")
-    parser.add_argument("--seconds", type=float, default=120, help="of training [120]")
+    parser.add_argument("--seconds", type=float, default=120, help="seconds of training [120]")
     parser.add_argument("--replicas", type=int, default=4)
     args = parser.parse_args()
     data, run = args.dir / "volumes/data", args.dir / f"volumes/runs/{NAME}"
@@ -174,7 +175,7 @@ def main() -> int:
 
     job_dir = args.dir / "jobs" / NAME
     if summary.read(run).is_finished:
-        say("The last demo's run is complete: removing it, to train a new one")
+        say("The run of the last demo is complete: removing it and training a new one")
         shutil.rmtree(run)
         shutil.rmtree(job_dir, ignore_errors=True)
 
@@ -191,7 +192,7 @@ def main() -> int:
         killed = kill_after(KILL_AT * args.seconds, run, job_dir / "status.json", job)
         code = job.wait()
     except KeyboardInterrupt:
-        return job.wait()  # it has the signal as well, and says how to continue
+        return job.wait()  # it got the signal too, and prints how to continue
     if code:
         print(f"the job ended with exit code {code}; see {job_dir}/logs", file=sys.stderr)
         return code

@@ -1,4 +1,4 @@
-"""A configuration from flags, from TOML and from what a run has saved; standard library only."""
+"""Read a configuration from flags, TOML or a saved run; standard library only."""
 
 import argparse
 import dataclasses
@@ -23,7 +23,8 @@ _OF_ONE_START = ("from_scratch", "from_step")  # not even of the run as it is on
 _METAVARS = {"int": "N", "float": "F", "seconds": "TIME", "str": "NAME", "tuple": "A,B"}
 _FOLDERS = ("data", "run_dir", "cache_dir", "init_from")
 _SECONDS = ("max_time", "checkpoint_every")
-# What `train --help` shows, by groups; in that of `--help-all` all fields follow the first.
+# The options of `train --help`, by group. `--help-all` shows all fields; those between two groups'
+# first fields belong to the earlier group.
 MAIN: Groups = {
     "data and run": ("data", "run_dir", "init_from"),
     "model": ("preset", "depth", "n_layer", "n_head", "n_embd", "seq_len"),
@@ -35,7 +36,7 @@ MAIN: Groups = {
 
 
 def from_toml(path: str | Path) -> dict[str, Any]:
-    """The fields of a TOML file: its `[train]` table, or the top level where it has none."""
+    """The fields of a TOML file: its `[train]` table, or the top level if it has no such table."""
     table = read_toml(path, "configuration")
     table, path = table.get("train", {k: v for k, v in table.items() if k != "job"}), name_of(path)
     if not isinstance(table, dict):
@@ -46,7 +47,7 @@ def from_toml(path: str | Path) -> dict[str, Any]:
 
 
 def _from_toml(where: str, name: str, value: Any) -> Any:
-    """As `_from_value`; also 1e3 for a whole number, and texts for what has a unit: "1M", "5m"."""
+    """Like `_from_value`, but accepts 1e3 for a whole number, and texts with units: "1M", "5m"."""
     has_unit = isinstance(value, str) and any(map(str.isalpha, value))
     if _kind(name) in ("int", "seconds") and (has_unit or isinstance(value, float)):
         return from_text(where, name, str(value))
@@ -54,9 +55,9 @@ def _from_toml(where: str, name: str, value: Any) -> Any:
 
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
-    """The content of a TOML file, `-` of stdin; `what` it is, for the ConfigError if it is none.
+    """The content of a TOML file, or of stdin for `-`; ConfigError calls the file a `what`.
 
-    Raises OSError for trouble of the volume that may pass.
+    Raises OSError for a volume that may come back.
     """
     import tomllib  # two milliseconds of every start
 
@@ -68,7 +69,7 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
             text = _once(file) if file.is_fifo() else file.read_text("utf-8")
         return tomllib.loads(text.removeprefix("\ufeff"))  # the mark that editors on Windows write
     except tomllib.TOMLDecodeError as error:
-        fix = 'texts stand in quotes, and so does a number with a unit, as in "10k" or "5m"'
+        fix = 'put texts in quotes, and numbers with a unit too, as in "10k" or "5m"'
         raise ConfigError(f"{name_of(path)} is not valid TOML: {error}: {fix}") from error
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, a long number
         from gptddp.files import may_pass
@@ -79,26 +80,26 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
 
 
 def name_of(path: str | Path) -> str:
-    """A file as messages name it."""
+    """The name of a file in messages."""
     return "stdin" if str(path) == STDIN else str(path)
 
 
 @functools.lru_cache(1)
 def _once(stream: TextIO | Path) -> str:
-    """All of stdin or of a pipe, such as `<(...)`, which two parts of a command read."""
+    """Read stdin or a pipe, such as `<(...)`, once: two parts of a command need it."""
     return stream.read_text("utf-8") if isinstance(stream, Path) else stream.read()
 
 
 def from_saved(path: str | Path, values: Mapping[str, Any]) -> Config:
-    """The configuration that a run has recorded; a field that it lacks, or that is null, is open.
+    """The recorded configuration of a run; a field that is missing or null is open.
 
-    Raises ConfigError, naming the file, for values that this version cannot have written.
+    Raises ConfigError, naming the file, for values that this version never writes.
     """
     given = {name: v for name, v in values.items() if v is not None}
     if unknown := sorted(given.keys() - FIELDS.keys()):
         raise ConfigError(
             f"{path} has fields of a newer gptddp ({', '.join(unknown)[:200]}): use the version "
-            "that has written them"
+            "that wrote them"
         )
     try:
         return Config(**{name: _from_value(name, name, value) for name, value in given.items()})
@@ -107,13 +108,13 @@ def from_saved(path: str | Path, values: Mapping[str, Any]) -> Config:
 
 
 def to_saved(config: Config) -> dict[str, Any]:
-    """The fields as a run records them, and as JSON keeps them."""
+    """The fields as a run records them in JSON."""
     fields = {name: getattr(config, name) for name in FIELDS if name not in _OF_ONE_START}
     return {name: list(it) if isinstance(it, tuple) else it for name, it in fields.items()}
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`: did you mean 'x'?`, or the whole list where nothing is near."""
+    """`: did you mean 'x'?`, or the whole list if no name is similar."""
     import difflib
 
     names = list(known)
@@ -132,7 +133,7 @@ _PAIR = "two numbers, as in 0.9,0.95"
 
 
 def _from_value(where: str, name: str, value: Any) -> Any:
-    """A TOML or JSON value as the field's type; a whole number will do for a float."""
+    """Convert a TOML or JSON value to the field's type; a float may be a whole number."""
     kind = _kind(name)
     try:
         if kind in ("float", "seconds") and _is_number(value):
@@ -144,7 +145,7 @@ def _from_value(where: str, name: str, value: Any) -> Any:
         pair = list(value) if isinstance(value, list | tuple) else []
         if kind == "tuple" and len(pair) == 2 and all(map(_is_number, pair)):
             return (float(pair[0]), float(pair[1]))
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # a whole number larger than any float
         pass
     wanted = _PAIR if kind == "tuple" else f"a value of type {kind.replace('seconds', 'float')}"
     raise ConfigError(f"{where} is {shown(value)}: it must be {wanted}")
@@ -155,7 +156,7 @@ def _is_number(value: Any) -> bool:
 
 
 def from_text(where: str, name: str, text: Any) -> Any:
-    """A text as the field's type; a flag without text is True already. Raises ConfigError."""
+    """Convert a text to the field's type; a flag without a value is already True. ConfigError."""
     kind = _kind(name)
     try:
         if kind == "int":
@@ -182,13 +183,13 @@ def flag(name: str) -> str:
 
 
 def in_groups(names: Iterable[str], main: Groups) -> dict[str, tuple[str, bool]]:
-    """The group of each name, and whether it is one of those that `main` has of the group."""
+    """The group of each name, and whether `main` lists the name."""
     first, title = {shown[0]: title for title, shown in main.items()}, ""
     return {it: (title := first.get(it, title), it in main[title]) for it in names}
 
 
 class _Parser(argparse.ArgumentParser):
-    """A flag for each field; the help has the main ones, or everything. Errors are ConfigErrors."""
+    """A flag for each field; the help shows the main ones or all. Errors are ConfigErrors."""
 
     def __init__(self, prog: str, everything: bool) -> None:
         super().__init__(
@@ -218,7 +219,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _help(name: str) -> str:
-    """The help of a field, with its default, or with those of the presets that are defaults."""
+    """The help of a field, with its default, or with the defaults of the presets tiny and gpt2."""
     text, default = (FIELDS[name].metadata[it] for it in ("help", "default"))
     if default is None and name in PRESETS["gpt2"]:
         default = ", ".join(f"{it} {PRESETS[it][name]}" for it in ("tiny", "gpt2"))
@@ -227,7 +228,7 @@ def _help(name: str) -> str:
 
 
 def texts(args: Sequence[str], prog: str = "gptddp train") -> dict[str, Any]:
-    """What each flag of these is given, as text; True for one without. Raises ConfigError."""
+    """The value of each given flag, as text; True for a flag without one. Raises ConfigError."""
     parser = _Parser(prog, everything="--help-all" in args)
     found, rest = parser.parse_known_args(args)
     for word in rest:
@@ -239,7 +240,7 @@ def texts(args: Sequence[str], prog: str = "gptddp train") -> dict[str, Any]:
 
 
 def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
-    """Flags, over the TOML file that `--config` names, over the defaults."""
+    """Read flags; they override the TOML file of `--config`, which overrides the defaults."""
     given = texts(args, prog)
     path = given.pop("config", None)
     values = {} if path is None else from_toml(path)
@@ -248,13 +249,13 @@ def from_args(args: Sequence[str], prog: str = "gptddp train") -> Config:
 
 
 def given(c: Config) -> dict[str, Any]:
-    """The fields that are not as they are where nobody has given any."""
+    """The fields that differ from the defaults."""
     default = Config()
     return {name: v for name in FIELDS if (v := getattr(c, name)) != getattr(default, name)}
 
 
 def to_args(values: Mapping[str, Any]) -> list[str]:
-    """Flags that say the same as these fields, in the order of the dataclass."""
+    """The fields as flags, in the order of the dataclass."""
     args = []
     for name in FIELDS:
         value = values.get(name)
@@ -276,15 +277,15 @@ def of_run(config: Config) -> dict[str, Any]:
 
 
 def continued(config: Config, run: Config) -> Config:
-    """What a life has that is given `config` for this run: what is open is as the run has it.
+    """The configuration of a life: `config`, with open fields taken from the run.
 
-    Raises ConfigError where a field is given that the run has fixed to another value.
+    Raises ConfigError if `config` has another value for a field that is fixed for the run.
     """
     if fields := changed(of_run(run), of_run(config)):
         what = "; ".join(differences(of_run(run), of_run(config)))
-        job = f"; a job's manifest always names one: give it --preset {run.preset}"
+        job = f"; a job's manifest always has a preset: give --preset {run.preset}"
         raise ConfigError(
-            f"run {config.run_dir} was begun with another configuration ({what}): "
+            f"run {config.run_dir} was started with another configuration ({what}): "
             f"leave out {', '.join(map(flag, fields))} to continue it, "
             f"or give another --run-dir{job if 'preset' in fields else ''}"
         )
@@ -292,7 +293,7 @@ def continued(config: Config, run: Config) -> Config:
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any], fate: str = FIXED) -> list[str]:
-    """The fields that both have, with different values; by default of those that are fixed."""
+    """The fields that both have with different values; by default, only fixed fields."""
     both = (name for name in FIELDS if _fate(name) == fate and name in old and name in new)
     return [name for name in both if old[name] != new[name]]
 

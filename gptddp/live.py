@@ -1,10 +1,10 @@
-"""What a command does now: on a terminal the last line, which Rich draws; elsewhere plain lines.
+"""The progress of a command: Rich draws it as the last line of a terminal; elsewhere plain lines.
 
-    screen.phase("loading torch")             # what it does, until the next word
-    screen.show(["step 3/100", "loss 5.21"])  # how far it is, the most important first
-    screen.write("life 1: from scratch\\n")    # lines that stay
+    screen.phase("loading torch")             # what the command does from now on
+    screen.show(["step 3/100", "loss 5.21"])  # progress, the most important part first
+    screen.write("life 1: from scratch\\n")    # permanent lines
 
-Rich is imported only where there is a terminal, as that takes a while.
+Rich is imported only on a terminal, to keep start-up short.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, cast
 
-HZ = 2  # the line is drawn so often in a second, for 0.12 % of a core; a phase at once
+HZ = 2  # redraws of the line per second, for 0.12 % of a core; a new phase is drawn at once
 
 
 class Patient:
-    """A stream whose reader may go: what is written after that is lost, which is no error.
+    """A stream whose reader may disappear: later output is discarded without an error.
 
-    A character that its encoding lacks is written as `?`.
+    A character that the encoding lacks is written as `?`.
     """
 
     def __init__(self, stream: IO[str] | None) -> None:
@@ -33,29 +33,31 @@ class Patient:
         try:
             self.stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
             self.stream.flush()
-        except (OSError, ValueError):  # from now on to /dev/null, or the exit would fail as well
+        except (OSError, ValueError):  # write to /dev/null from now on, or the exit would fail too
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as null:
                 os.dup2(null.fileno(), self.stream.fileno())
 
     def flush(self) -> None:
-        """`write` has done it."""
+        """Nothing to do: `write` flushes."""
 
 
 class Screen:
-    """Lines that stay, on stderr, and on a terminal below them the line that is drawn."""
+    """Permanent lines on stderr and, on a terminal, a line of progress below them."""
 
     def __init__(self, draws: bool = True, speaks: Callable[[], bool] = lambda: True) -> None:
-        """draws: nobody else writes to this terminal. speaks: does this process tell its phases?"""
+        """draws: no other process writes to this terminal. speaks: does this one show phases?"""
         self._stream, self._speaks = Patient(sys.stderr), speaks
         self._began = self._since = time.monotonic()
         self._phase, self._parts, self._next = "", list[str](), 0.0
         self.draws = draws and self._stream.draws
-        with contextlib.suppress(OSError):  # behind a shell the line would wipe what is typed there
+        with contextlib.suppress(
+            OSError
+        ):  # in the background the line would overwrite the user's typing
             self.draws = self.draws and os.tcgetpgrp(self._stream.stream.fileno()) == os.getpgrp()
-        self._live: Any = None  # from the first thing that is drawn on
+        self._live: Any = None  # set by the first drawing
 
     def _draw(self) -> None:
-        """The line anew, or for the first time; from then on HZ times a second."""
+        """Draw the line now; from the first time on, Rich redraws it HZ times a second."""
         if not self._live:
             from rich.console import Console
             from rich.live import Live
@@ -80,7 +82,7 @@ class Screen:
         return Text(fit(parts, width), no_wrap=True, overflow="crop")
 
     def phase(self, text: str, drawn_only: bool = False) -> None:
-        """What is done from now on. `drawn_only`: not worth a plain line."""
+        """Start a phase. `drawn_only`: show it on a terminal only."""
         if text == self._phase or not self._speaks():
             return
         self._phase, self._since = text, time.monotonic()
@@ -91,31 +93,31 @@ class Screen:
 
     @property
     def is_due(self) -> bool:
-        """Is it time to `show` more? To end a phase, and else HZ times a second."""
+        """Is it time for `show`? After a phase, and else HZ times a second."""
         return bool(self._phase) or (self.draws and time.monotonic() >= self._next)
 
     def show(self, parts: Iterable[str]) -> None:
-        """How far it is, in the line that is drawn: as many of the parts as fit, the first ones."""
+        """Show the progress in the drawn line: the first parts, as many as fit."""
         self._phase, self._parts, self._next = "", [*parts], time.monotonic() + 1 / HZ
         if self.draws and not self._live:
             self._draw()
 
     def write(self, text: str) -> None:
-        """Whole lines that stay."""
+        """Write whole, permanent lines."""
         if self._live:
             self._live.console.out(text, end="", highlight=False)
         else:
             self._stream.write(text)
 
     def close(self) -> None:
-        """Leave the terminal as it was, with the lines that stay."""
+        """Remove the drawn line; the permanent lines stay."""
         if self._live:
             self._live.stop()
         self._live, self.draws = None, False
 
 
 def fit(parts: Iterable[str], width: int) -> str:
-    """`step 3/100  loss 5.21`: as many parts as fit, the first ones; the very first may be cut."""
+    """`step 3/100  loss 5.21`: the first parts, as many as fit; the very first may be cut."""
     line = ""
     for part in parts:
         longer = f"{line}  {part}" if line else part[:width]
@@ -132,7 +134,7 @@ _screens: list[Screen] = []  # none, or one
 
 @contextlib.contextmanager
 def shown(draws: bool = True, speaks: Callable[[], bool] = lambda: True) -> Iterator[Screen]:
-    """Within it this process has a screen; within another one it is that."""
+    """Give this process a screen within the block; a nested block shares the outer screen."""
     if _screens:
         yield _screens[0]
         return
@@ -145,18 +147,18 @@ def shown(draws: bool = True, speaks: Callable[[], bool] = lambda: True) -> Iter
 
 
 def screen() -> Screen | None:
-    """That of this process."""
+    """The screen of this process, if it has one."""
     return _screens[0] if _screens else None
 
 
 def phase(text: str, drawn_only: bool = False) -> None:
-    """Say it on the screen of this process, where it has one."""
+    """Start a phase on the screen of this process, if it has one."""
     if _screens:
         _screens[0].phase(text, drawn_only)
 
 
 def wipe() -> None:
-    """Take the drawn line away in a process that ends without any cleaning up."""
+    """Remove the drawn line, in a process that exits without clean-up."""
     if _screens and _screens[0].draws and select.select([], [2], [], 0)[1]:
         with contextlib.suppress(OSError):
             os.write(2, b"\r\x1b[2K")

@@ -1,6 +1,6 @@
-"""The command `gptddp sweep`: runs that differ in some fields, one after the other, in a folder.
+"""The command `gptddp sweep`: train runs that differ in some fields, one after the other.
 
-Each is trained by a process of its own, and has the bits of a run that is started by hand.
+A process trains each run, with the same bits as if the run was started by hand.
 """
 
 import os
@@ -27,7 +27,7 @@ _say = partial(click.echo, err=True)
 
 
 class _Sweep(click.Command):
-    """A command whose words after `--` are the object of its context."""
+    """A command that puts the words after `--` into its context's `obj`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -37,17 +37,17 @@ class _Sweep(click.Command):
 
 @click.command(cls=_Sweep, context_settings={"ignore_unknown_options": True})
 @click.option("--run-dir", metavar="DIR", required=True, type=click.Path(path_type=Path),
-              help="Folder of the sweep; its runs are in it, as DIR/lr-3e-3.")  # fmt: skip
+              help="Folder of the sweep; it contains the runs, as in DIR/lr-3e-3.")  # fmt: skip
 @click.argument("swept", nargs=-1, required=True, type=click.UNPROCESSED,
                 metavar="--FIELD A,B... -- [TRAIN OPTIONS]")  # fmt: skip
 @click.pass_context
 def sweep(ctx: click.Context, run_dir: Path, swept: tuple[str, ...]) -> None:
     """Train one run for each value of a field, and compare them.
 
-    They are trained one after the other. Before `--`: the fields that differ, with their values;
-    of several fields, every combination. After it: options of `gptddp train`, for all runs. The
-    same command again skips what is finished and continues the rest. Exit code 1 if a run has
-    failed; the others are trained.
+    Runs are trained one after the other. Before `--`: fields with their values; several fields give
+    every combination. After `--`: options of `gptddp train` for all runs. The same command again
+    skips finished runs and continues the others. Exit code 1 if a run failed; the others are still
+    trained.
 
     \b
     gptddp sweep --run-dir runs/lr --lr 1e-3,3e-3,1e-2 -- --data data --steps 300
@@ -66,14 +66,14 @@ def sweep(ctx: click.Context, run_dir: Path, swept: tuple[str, ...]) -> None:
     table = side_by_side.side_by_side(list(side_by_side.find(run_dir)))
     click.echo(side_by_side.as_text(table, shutil.get_terminal_size((0, 0)).columns))
     for name, code in failed.items():
-        _say(f"{name} has failed with exit code {code}; the same command tries it again")
+        _say(f"{name} failed with exit code {code}; the same command tries it again")
     ctx.exit(1 if failed else 0)
 
 
 def _prepare(folder: Path, configs: "Mapping[str, Config]") -> "dict[str, Config]":
-    """The runs with their directories below `folder`, once all that can be checked early is right.
+    """Check all that can be checked early; return the runs with directories below `folder`.
 
-    Raises ConfigError or DataError for what any of them would refuse, OSError.
+    Raises ConfigError or DataError if any of the runs would be refused, OSError.
     """
     from gptddp.checkpoint import run_state
     from gptddp.config import with_preset
@@ -89,21 +89,21 @@ def _prepare(folder: Path, configs: "Mapping[str, Config]") -> "dict[str, Config
             continued(config, run_state.configuration(config.run_dir))
             run_state.why_finished(config)
         elif known and not config.init_from:
-            # Else the folder decides some fields, or there may be a GPU, which torch alone knows.
+            # Else init_from decides some fields, or only torch knows whether a GPU can be used.
             with_preset(config, accelerator=config.device == "cuda")
     if not config.data:
         raise ConfigError("--data is missing: give it after --, as in `-- --data data`")
     patiently(lambda: open_dataset(config.data, config.on_bad or "quarantine"))
     there = next(it for it in (folder, *folder.absolute().parents) if exists(it))
     if not os.access(there, os.W_OK):
-        raise ConfigError(f"{there} cannot be written: give another --run-dir")
+        raise ConfigError(f"{there} is not writable: give another --run-dir")
     return runs
 
 
 def _train_all(runs: "Mapping[str, Config]") -> dict[str, int]:
-    """Train what is not finished, in order; the exit codes of the runs that have failed, by name.
+    """Train the unfinished runs in order; return the exit codes of failed runs, by name.
 
-    What ends this process stops the training, which saves.
+    A signal that ends this process also stops the training, which saves its state.
     """
     from ctypes import CDLL
 
@@ -122,14 +122,14 @@ def _train_all(runs: "Mapping[str, Config]") -> dict[str, int]:
         args = to_args(given(config))
         _say(f"[{count}/{len(runs)}] {name}\n$ gptddp train {shlex.join(args)}")
         command = [sys.executable, "-m", "gptddp.train", *args]
-        # In a session of its own, as the terminal's Ctrl-C is to reach it once, from here. And the
-        # kernel is to stop it where this process is killed.
+        # A new session: the terminal's Ctrl-C must reach the child only once, from here. The kernel
+        # stops the child if this process is killed.
         tie = partial(CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         child = subprocess.Popen(command, start_new_session=True, preexec_fn=tie)
         try:
             code = child.wait()
         except BaseException:  # Ctrl-C, or the SystemExit of a signal
-            child.terminate()  # and no SIGINT: a traceback where Python is still importing
+            child.terminate()  # not SIGINT: it prints a traceback while Python imports
             child.wait()
             _say(f"stopped at {name}: the same command continues")
             raise

@@ -204,7 +204,7 @@ def test_a_wrong_flag_is_refused_with_the_fix(args, message):
         ("[train]\nmax_time = '1m30'\n", "max_time is '1m30': it must be a time, as in"),
         ("[train]\nsteps = '1e-3'\n", "steps is '1e-3': it must be a whole number, as in"),
         ("steps = = 1\n", "is not valid TOML"),
-        ("steps = 10k\n", 'a number with a unit, as in "10k"'),
+        ("steps = 10k\n", 'numbers with a unit too, as in "10k"'),
         ("train = 3\n", "it must be a table"),
     ],
 )

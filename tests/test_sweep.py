@@ -61,7 +61,7 @@ def test_a_sweep_that_is_stopped_and_given_again_is_as_an_undisturbed_one(
     again = begin("1e30,3e-3")
     table, err = again.communicate(timeout=120)
     assert again.returncode == 1, err
-    assert "lr-1e30 has failed with exit code 3" in err and "life 2: from step-" in err
+    assert "lr-1e30 failed with exit code 3" in err and "life 2: from step-" in err
     heads, best, other = (line.split() for line in table.splitlines()[:3])
     assert "lr" in heads and "lr-3e-3" in best and "lr-1e30" in other
     by_hand = tmp_path / "by-hand"
