@@ -1,15 +1,15 @@
-"""Every cause that has a name: what it means, and the command that mends it or shows more.
+"""Every named cause: what it means, and the command that fixes it or shows more.
 
-The most important cause comes first: `why` shows what it finds in the order of this table, and
-docs/why.md is made of it. `$pod` and the like become names; the flags that name the cluster are
-appended.
+The most important cause comes first: `why` shows causes in the order of this table, and the table
+of docs/why.md repeats it. `$pod` and the like are replaced by names; the flags that name the
+cluster are appended.
 """
 
 from typing import NamedTuple
 
 
 class Known(NamedTuple):
-    """What a cause means, in a sentence of the page, and its command, which may be none."""
+    """What a cause means, as docs/why.md says it, and its command; some causes have none."""
 
     meaning: str
     command: str = ""
@@ -33,77 +33,77 @@ _NODES = (
 KNOWN = {
     # no pod is created
     "pod-security": Known(
-        "the namespace's Pod Security refuses the pods; those of `render` pass `restricted`",
+        "the namespace's Pod Security rejects the pods",
         "kubectl get namespace $namespace --show-labels"),
     "quota": Known(
-        "a ResourceQuota of the namespace has no room for the pods",
+        "a ResourceQuota has no room for the pods",
         "kubectl describe resourcequota"),
     "refused": Known(
-        "the API server refuses the pods or their services, in the server's words", _JOB),
+        "the API server rejects the pods or their Services; `why` quotes it", _JOB),
     "no-operator": Known(
-        "no training operator reacts to the job, or not the one of `runPolicy.managedBy`",
+        "no training operator has reacted to the job, or not the one in `runPolicy.managedBy`",
         _OPERATOR),
     # a pod does not start
     "in-vain": Known(
-        "a pod is made again and again, and its container never starts",
+        "a pod is replaced again and again: its container never starts",
         "gptddp-k8s suspend $job", mends=True),
     "claim-missing": Known(
-        "a PersistentVolumeClaim that the pod names does not exist", "kubectl get pvc"),
+        "a PersistentVolumeClaim of the pod does not exist", "kubectl get pvc"),
     "claim-unbound": Known(
-        "a PersistentVolumeClaim has no volume yet", "kubectl describe pvc $claim"),
+        "a PersistentVolumeClaim of the pod has no volume yet", "kubectl describe pvc $claim"),
     "no-room": Known(
-        "no node has as much of a resource free as the pod requests", "kubectl describe nodes"),
+        "no node has enough of a resource for the pod", "kubectl describe nodes"),
     "taints": Known(
-        "the nodes have taints that the pod does not tolerate, or not the labels that it wants",
+        "nodes have taints that the pod does not tolerate, or lack labels that it needs",
         _NODES),
     "image-denied": Known(
-        "the registry does not let the pod pull the image",
+        "the image does not exist, or the pod may not pull it",
         "kubectl get pod $pod -o 'jsonpath={.spec.imagePullSecrets}'"),
-    "image": Known("the image cannot be pulled, in the node's words", _POD),
+    "image": Known("the node cannot pull the image; `why` quotes it", _POD),
     "config": Known(
-        "a Secret, a ConfigMap or a key that a container needs is missing, or its user is refused",
+        "a container lacks a Secret, ConfigMap or key, or may not run as its user",
         "kubectl get secrets,configmaps"),
     # a pod does not go on
     "evicted": Known(
-        "the node has ended or refused the pod: evicted, shut down, or without a healthy device",
+        "the node ended or rejected the pod: eviction, shutdown, or no healthy device",
         "kubectl describe node $node"),
     "sidecar": Known(
-        "the training has ended, and another container keeps its pod alive", f"{_LOG} --tail 20"),
+        "training has ended, but another container keeps the pod running", f"{_LOG} --tail 20"),
     "out-of-memory": Known(
-        "a container has used more memory than its limit",
+        "a container used more memory than its limit",
         "kubectl get pytorchjob $job -o 'jsonpath={..containers[*].resources}'"),
     "crash": Known(
-        "a container has ended with an error: its exit code's meaning, and its last words",
+        "a container failed; `why` has its exit code and last message",
         f"{_LOG} --previous=$previous"),
-    "node-lost": Known("the pod's node does not answer", "kubectl get nodes"),
+    "node-lost": Known("the pod's node does not respond", "kubectl get nodes"),
     "drained": Known(
-        "the pod is taken off its node: by a drain, a taint, or a pod of a higher priority", _POD),
-    "pod": Known("anything else that Kubernetes says of a pod, in its own words", _POD),
-    "init": Known("an init container has not ended", f"{_LOG} --tail 20"),
+        "a drain, a taint or a pod of higher priority removes the pod", _POD),
+    "pod": Known("any other problem with a pod; `why` quotes Kubernetes", _POD),
+    "init": Known("an init container has not finished", f"{_LOG} --tail 20"),
     # the training does not go on
     "replaced": Known(
-        "a pod was lost a moment ago, or is lost again and again",
+        "a pod was just lost, or is lost repeatedly",
         "kubectl get events --field-selector involvedObject.name=$pod"),
-    "not-queued": Known("Kueue does not hold the job, which names one of its queues", _KUEUE),
-    "no-step": Known("the pods run, and no step is logged for minutes", _TAIL),
-    "left-out": Known("all pods run, and the training goes on without some of them", _TAIL),
-    "starting": Known("nothing is wrong: its pods are being created or started"),
+    "not-queued": Known("the job names a queue, but Kueue does not manage it", _KUEUE),
+    "no-step": Known("the pods run, but no step has been logged for minutes", _TAIL),
+    "left-out": Known("all pods run, but the training continues without some of them", _TAIL),
+    "starting": Known("nothing is wrong: pods are being created or started"),
     # the job does not run
     "limit": Known(
-        "the job has reached a limit of its `runPolicy`",
+        "the job has reached a limit in its `runPolicy`",
         _JOB),
-    "failed": Known("the exit code of a pod has failed the job", "gptddp-k8s logs $job"),
-    "failed-container": Known("another container than the training's has failed the job", _LOG),
+    "failed": Known("a pod's exit code made the job fail", "gptddp-k8s logs $job"),
+    "failed-container": Known("a container other than the trainer's made the job fail", _LOG),
     "deleting": Known(
-        "the job is being deleted: its pods stop, or a finalizer keeps it",
+        "the job is being deleted: its pods stop, or a finalizer holds it",
         "kubectl get pytorchjob $job -o 'jsonpath={.metadata.finalizers}'"),
     "held": Known(
-        "the job was taken out of its queue: by `suspend`, or by Kueue for good",
+        "`suspend` or Kueue took the job out of its queue until you resume it",
         _RESUME, mends=True),
     "no-kueue": Known(
-        "the job waits in a queue, and the cluster has no Kueue", _RESUME, mends=True),
+        "the job waits for its queue, but the cluster has no Kueue", _RESUME, mends=True),
     "queued": Known(
-        "the job waits in its queue, in Kueue's words",
+        "the job waits in its queue; `why` quotes Kueue",
         "kubectl describe workloads -l kueue.x-k8s.io/job-uid=$uid"),
     "suspended": Known("`runPolicy.suspend` is true", _RESUME, mends=True),
 }  # fmt: skip

@@ -50,7 +50,7 @@ def check(spec: JobSpec, job: Object) -> list[Problem]:
 
 
 def _name(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """The operator fails on the Services of pods whose names are longer than 63 characters."""
+    """Pod names have at most 63 characters, or the operator fails on their Services."""
     last = f"{spec.name}-worker-{max(spec.replicas, spec.max or 0, 1) - 1}"
     if len(last) > 63:
         yield (
@@ -61,7 +61,7 @@ def _name(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _roles(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """A job has the entry Worker, and no other."""
+    """A job has only the entry Worker."""
     for role in replica_specs(job):
         if role != "Worker":
             fix = "did you mean Worker? It is the only entry"
@@ -69,7 +69,7 @@ def _roles(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _pods(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """1 <= min <= replicas <= max: the operator does not compare them, and the pods would wait."""
+    """1 <= min <= replicas <= max; otherwise the pods would wait."""
     low, count, high, nproc = spec.min or 0, spec.replicas, spec.max or 0, spec.nproc_per_node or 0
     some = f"use --min 1 to {count}" if count > 1 else "use --min 1"
     if count < 1:
@@ -85,7 +85,7 @@ def _pods(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _world_size(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Every worker process needs a lane of its own, or the pods refuse to train."""
+    """Every worker process needs its own lane, or the pods refuse to train."""
     lanes = config.with_preset(spec.train, accelerator=spec.gpus > 0).lanes
     pods, nproc = spec.max or 0, spec.nproc_per_node or 0
     if min(pods, nproc) < 1 or pods * nproc <= lanes:
@@ -108,7 +108,7 @@ def _world_size(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _gpus(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """A process has a GPU of its own, and a pod asks for no GPU that it does not use."""
+    """Each process has its own GPU, and no GPU is unused."""
     limits = (_container(job).get("resources") or {}).get("limits") or {}
     nproc, count = spec.nproc_per_node or 1, quantity.number(limits.get(spec.gpu_resource))
     if spec.gpus < 0:
@@ -134,7 +134,7 @@ def _gpus(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _memory(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """A pod's memory is more than its /dev/shm, which counts against it."""
+    """A pod has more memory than /dev/shm, which counts against it."""
     limits = (_container(job).get("resources") or {}).get("limits") or {}
     volumes = {it["name"]: it for it in _pod_spec(job).get("volumes") or []}
     shm = (volumes.get("shm", {}).get("emptyDir") or {}).get("sizeLimit")
@@ -144,7 +144,7 @@ def _memory(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _grace(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """There is time for a step and a checkpoint between SIGTERM and SIGKILL."""
+    """A step and a checkpoint fit between SIGTERM and SIGKILL."""
     seconds = int(_pod_spec(job).get("terminationGracePeriodSeconds", 30))
     least = max(_LEAST_GRACE_S, spec.grace_s)
     if seconds < least:
@@ -153,7 +153,7 @@ def _grace(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _places(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Dataset, run and model are named as the pods have them."""
+    """Job options set the dataset and the run; --init-from is a path in the pods."""
     if spec.train.data:
         fix = "name its claim before the --, as --data CLAIM/PATH, or `data` under [job]"
         yield "--data after --", "the job mounts the dataset itself", fix
@@ -169,7 +169,7 @@ def _places(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _environment(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """The operator and the launcher set their own variables; no secret is in a manifest."""
+    """Only the operator and the launcher set their variables; a manifest has no secret."""
     ours, there = manifest.own_env(spec), _container(job).get("env") or []
     leave = "leave it out: it would be overridden, or break the rendezvous"
     for item in there:
@@ -188,7 +188,7 @@ def _environment(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _containers(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """A container has an image; its ports are named and apart, as a Service needs them."""
+    """A container has an image, and ports with different names and numbers."""
     for container in _pod_spec(job)["containers"]:
         where = f"{_POD}.containers[{container.get('name')}]"
         if not container.get("image"):
@@ -203,7 +203,7 @@ def _containers(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _claims(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """A claim is in one volume, or the pod hangs; that of the runs stays, and can be written to."""
+    """A claim is in one volume, or the pod hangs; the runs volume is shared and writable."""
     found = list(volume_claims(_pod_spec(job)))
     for number, (name, claim) in enumerate(found):
         first = next((one for one, other in found[:number] if other == claim), None)
@@ -224,7 +224,7 @@ def _claims(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _dns(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """The pods ask the cluster's DNS, or they never find each other."""
+    """The pods use the cluster's DNS, or they never find each other."""
     pod = _pod_spec(job)
     host, policy = pod.get("hostNetwork"), pod.get("dnsPolicy", "ClusterFirst")
     if policy == "Default" or (host and policy == "ClusterFirst"):
@@ -237,7 +237,7 @@ def _dns(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _words(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Fields of free text have a word that the operator and torchrun know."""
+    """Text fields have a value that the operator and torchrun know."""
     policy = job["spec"].get("elasticPolicy") or {}
     for field, words in _WORDS.items():
         if (value := patch.value_at(job, field)) not in (None, *words):
@@ -251,7 +251,7 @@ def _words(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _queue(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Kueue takes a job by the job's own label, and stops one whose number of pods changes."""
+    """Kueue needs its label on the job, and stops a job whose number of pods changes."""
     labels = job["metadata"].get("labels") or {}
     for option in ("priority", "topology"):
         if getattr(spec, option) is not None and QUEUE not in labels:
