@@ -2,7 +2,7 @@
 
 import os
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # OpenMP reads this when torch is loaded, and this file is the only one that is sure to run before.
 # By default its threads spin while they wait, against the threads that prepare the next batch:

@@ -177,7 +177,7 @@ def test_a_patch_that_makes_no_job_is_no_traceback():
         ({"name": "3x"}, "with a letter first"),
         ({"namespace": "a.b"}, "--namespace: 'a.b' is not a DNS label"),
         ({"image": "a b"}, "--image: 'a b' is not an image that a node can pull"),
-        ({"image": ""}, "registry.example/gptddp:0.1.0"),
+        ({"image": ""}, "registry.example/gptddp:0.2.0"),
         ({"image": "FOO/BAR:V1"}, "its name in lower case"),
         ({"image": "http://x/y:1"}, "not an image"),
         ({"image": "x:" + "t" * 129}, "not an image"),
@@ -239,7 +239,7 @@ def test_the_fix_for_too_few_lanes_is_one(args, lanes):
 
 
 IMAGES = [
-    *("a", "gptddp:0.1.0", "Host:5000/a/b:T-1", "localhost/a", "[::1]:5000/a", "a.b/c"),
+    *("a", "gptddp:0.2.0", "Host:5000/a/b:T-1", "localhost/a", "[::1]:5000/a", "a.b/c"),
     "h.example/a__b/c-d@sha256:" + "0" * 64,
 ]
 NO_SECRETS = [

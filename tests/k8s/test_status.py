@@ -46,7 +46,7 @@ def test_status_says_how_a_job_does(k8s, api, running):
     rows = {key: value.strip() for key, value in rows.items()}
     assert rows["state"] == "Running on 3 of 4: demo-worker-3 is being replaced"
     assert rows["pods"] == "3 of 4 ready (goes on with 2 to 4)"
-    assert rows["why"].startswith("pod demo-worker-3: cannot get the image gptddp:0.1.0")
+    assert rows["why"].startswith("pod demo-worker-3: cannot get the image gptddp:0.2.0")
     assert rows["step"] == "130/400  loss 3.1002"  # its speed is of four ranks
     assert rows["bits/byte"] == "1.900"
     assert "checkpoint" not in rows  # it went on from one, thirty steps ago
@@ -156,7 +156,7 @@ def listed(api):
     ours = job("Created", "Running")
     ours["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
     worker = ours["spec"]["pytorchReplicaSpecs"]["Worker"]
-    worker["template"] = {"spec": {"containers": [{"name": "pytorch", "image": "gptddp:0.1.0"}]}}
+    worker["template"] = {"spec": {"containers": [{"name": "pytorch", "image": "gptddp:0.2.0"}]}}
     idle = job("Created", name="idle", uid="another")
     api.put(ours, idle, pod(0), pod(1), job("Running", name="other", labels={}))
     return ours
@@ -175,7 +175,7 @@ def test_list_shows_our_jobs(k8s, listed, options, header, row):
     lines = k8s("list", *options).stdout.splitlines()
     assert lines[0].split() == header.split() and len(lines) == 3 and "0/4" in lines[2]
     assert lines[1].split()[: len(row)] == row
-    wide = ["gptddp-worker", "team", "gptddp:0.1.0"]
+    wide = ["gptddp-worker", "team", "gptddp:0.2.0"]
     assert "wide" not in options or lines[1].split()[-3:] == wide
 
 

@@ -17,7 +17,7 @@ ODD = [
 ]  # fmt: skip
 # Texts that Go's YAML reads as numbers or truth values if they are plain, though PyYAML does not.
 GO_WORDS = ["1e3", "7e5", "1E5", "123e456", "0o17", "-0o7", "1.e3", "+5_0", "y", "Y", "n", "N"]
-PLAIN = ["500m", "4Gi", "gptddp:0.1.0", "12ab34", "1.2.3", "yn", "1 e3"]
+PLAIN = ["500m", "4Gi", "gptddp:0.2.0", "12ab34", "1.2.3", "yn", "1 e3"]
 
 
 def test_every_text_is_read_as_it_was_written():

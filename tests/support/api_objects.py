@@ -56,7 +56,7 @@ def pod(index, state=None, phase="Running", last=None, restarts=0, ready=None, j
         "containerStatuses": [
             {
                 "name": "pytorch",
-                "image": "gptddp:0.1.0",
+                "image": "gptddp:0.2.0",
                 "restartCount": restarts,
                 "ready": "running" in state if ready is None else ready,
                 "state": state,
@@ -87,7 +87,7 @@ def pod(index, state=None, phase="Running", last=None, restarts=0, ready=None, j
             "containers": [
                 {
                     "name": "pytorch",
-                    "image": "gptddp:0.1.0",
+                    "image": "gptddp:0.2.0",
                     "resources": {"limits": {"cpu": "1", "memory": "3Gi"}},
                 }
             ],

@@ -66,7 +66,7 @@ CLAIM = Form(
 IMAGE = Form(
     "an image that a node can pull",
     _like(_IMAGE),
-    "use one such as registry.example/gptddp:0.1.0, its name in lower case",
+    "use one such as registry.example/gptddp:0.2.0, its name in lower case",
 )
 CPUS = Form(
     "a number of CPUs up to 1024",
