@@ -15,22 +15,23 @@ import torch
 from gptddp.distributed.hardware import machine
 
 DOCS = Path(__file__).parents[2] / "docs/faults.md"
-STEP = "the others do the step in flight again, without it; none is restarted"
+STEP = "the others retry the step in flight"
 # The rows of the summary: what breaks, what happens ("": the last part of what was measured), the
 # numbers of the faults that it sums up, and words that are in all of them.
 SUMMARY = [
     ("A worker process is killed", STEP, (1, 19, 38), "killed"),
-    ("A pod is killed", STEP, (2, 3, 4, 35), ": the others"),
-    ("Several pods are killed, one shortly after the other", STEP, (8,), "others"),
-    ("The last of several pods is killed", "what it has committed goes on", (8,), "committed"),
-    ("All pods are killed at once", "the newest checkpoint goes on", (4, 6), "all pods"),
-    ("A pod or a network link falls silent", "the majority goes on without it", (13, 15, 17),
-     "majority"),
-    ("Half of the pods fall silent", "the half that gets the lease of the run goes on", (13, 17),
+    ("A pod is killed", STEP, (2, 3, 4, 35), ": retry"),
+    ("Several pods are killed one after another", STEP, (8,), "retry"),
+    ("The last of several pods is killed", "training resumes from its last commit", (8,), "resume"),
+    ("All pods are killed at once", "training resumes from the newest checkpoint", (4, 6),
+     "all pods"),
+    ("A pod or a network link falls silent", "the majority continues without it", (13, 15, 17),
+     "dropped"),
+    ("Half of the pods fall silent", "the half that gets the run's lease continues", (13, 17),
      "lease"),
-    ("Pods are added or taken away", "all finish the step, and go on", (30, 10), ""),
-    *((f"A random pod or worker is killed every {every} s", "", (7,), f"every {every} s")
-      for every in (10, 5, 3)),
+    ("Pods are added or removed", "all finish the step and continue", (30, 10), ""),
+    *((f"Random kills every {every} s", "", (7,), f"every {every} s")
+      for every in (10, 3)),
 ]  # fmt: skip
 
 
@@ -40,9 +41,9 @@ def seconds(values: list[float | None]) -> str:
 
 
 def on_cluster(its: list[dict]) -> list[str]:
-    """The cells of a fault on a cluster: medians, the most steps that were done again."""
-    medians = [seconds([it[name] for it in its]) for name in ("seconds", "pause_s", "back_s")]
-    return [*medians, str(max(it["redone"] for it in its)), seconds([it["load"] for it in its])]
+    """The cells of a fault on a cluster: medians."""
+    names = ("seconds", "pause_s", "back_s", "load")
+    return [seconds([it[name] for it in its]) for name in names]
 
 
 def grouped(measured: list[dict], where: str | None) -> dict[tuple, list[dict]]:

@@ -50,8 +50,8 @@ def test_kills_all_the_time_cost_few_steps(job, measured, every_s):
     share = killed / calm
     fault.seconds = every_s * (1 - share)  # that a kill costs
     print(f"a kill every {every_s} s: {share:.1%}")
-    what = f"a random pod or worker killed every {every_s} s for {turns * TURN_S} s"
-    measured(what, fault, f"{share:.0%} of the steps of as long a time without kills")
+    what = f"random kills every {every_s} s"
+    measured(what, fault, f"{share:.0%} of undisturbed speed")
     assert fault.redone == 0 and share > 0.5
 
 
@@ -80,7 +80,7 @@ def test_a_hundred_re_forms_leave_nothing_behind(job, strike):
         if cycle == 2:
             before, before_mb, pids = left(), resident_mb(), processes()
         which = 1 + cycle % 3
-        what = f"{2 * cycles} times another world in the same process", "nothing piles up"
+        what = f"{2 * cycles} re-forms in one process", "no leak"
         with strike(job, *what, which):
             job.shoot(which)
     job.steady()

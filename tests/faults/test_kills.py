@@ -11,7 +11,7 @@ from support.faulty_jobs import SHORT, Job, long
 from support.processes import alive
 from support.waiting import until
 
-GO_ON = "the others do the step again without it, then go on with its successor"
+RETRY = "retry"
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +48,18 @@ def launcher(job, which):
 
 
 KILLS = [
-    (1, Job.shoot, "one worker process killed", GO_ON, 3),
-    (1, Job.shoot, "the worker process of rank 0 killed", GO_ON, 0),
-    (3, pods, "a pod killed, replaced at once", GO_ON, 2),
-    (4, pods, "the pod of rank 0 killed, replaced at once", GO_ON, 0),
-    (35, launcher, "only the launcher of a pod killed", "the kernel ends its worker; " + GO_ON, 3),
-    (8, pods, "a pod and 50 ms later that of rank 0 killed", GO_ON, 2, 0),
-    (8, in_re_form, "the pod that leads it killed while the world forms again", GO_ON, 3, 0),
-    (8, at_the_join, "a pod killed, and its successor as it joins", GO_ON, 2),
+    (1, Job.shoot, "one worker process killed", RETRY, 3),
+    (1, Job.shoot, "rank 0's worker process killed", RETRY, 0),
+    (3, pods, "a pod killed, replaced at once", RETRY, 2),
+    (4, pods, "rank 0's pod killed, replaced at once", RETRY, 0),
+    (35, launcher, "only a pod's launcher killed", "the kernel ends its worker; " + RETRY, 3),
+    (8, pods, "a pod killed, 50 ms later rank 0's pod", RETRY, 2, 0),
+    (8, in_re_form, "the re-form's leader killed", RETRY, 3, 0),
+    (8, at_the_join, "a pod killed, and its joining successor", RETRY, 2),
 ]
 LIKE_OTHERS = [
-    (8, pods, "two pods killed 50 ms apart", GO_ON, 1, 3),
-    (8, in_re_form, "another pod killed while the world forms again", GO_ON, 2, 1),
+    (8, pods, "two pods killed 50 ms apart", RETRY, 1, 3),
+    (8, in_re_form, "another pod killed during the re-form", RETRY, 2, 1),
 ]
 
 
@@ -98,11 +98,11 @@ def test_a_worker_is_gone_as_soon_as_its_launcher(job):
 def test_a_successor_may_come_later(job, strike, which, back_s):
     """Also of worker-0, under whose name all look for each other: it is one among them."""
     name = "a pod" if which else "worker-0's pod"
-    gone = f"{name} killed, no successor", "the others go on without it"
+    gone = f"{name} killed, no successor", "retry"
     with strike(job, *gone, which, stays=True, number=2):
         job.kill(which, back_s=math.inf)
     job.wait(back_s)
-    back = f"{name} is back after {back_s} s", "all go on with it; its start counts"
+    back = f"{name} is back after {back_s} s", "join; its start counts"
     with strike(job, *back, before=3, world=4):
         job.bring_back(which)
 
@@ -114,7 +114,7 @@ ORDERS = list(itertools.permutations(range(4), 3))
 @pytest.mark.parametrize("order", ORDERS[9:10] if SHORT else ORDERS, ids=str)
 def test_three_pods_killed_two_seconds_apart(job, strike, order):
     """In every order; the fourth goes on alone, in the same process, if nobody is back by then."""
-    what = "three of four pods killed 2 s apart", "the fourth goes on; the longest pause"
+    what = "three of four pods killed 2 s apart", "longest pause"
     with strike(job, *what, *order, world=4, longest=True):
         for i in order:
             job.kill(i)

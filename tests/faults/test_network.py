@@ -49,7 +49,7 @@ def link(i: int, state: str) -> None:
     sh(f"ip -n {NAME} link set pod{i} {state}")
 
 
-OUT = "dropped by the majority of the others"
+OUT = "dropped"
 
 
 @contextlib.contextmanager
@@ -84,9 +84,9 @@ def test_a_link_that_is_down_for_a_moment(job, seconds):
 )
 def test_a_link_that_is_down_for_a_while(job, strike, which, seconds):
     """Its pod is dropped, steps no further, and comes in again."""
-    name = "worker-0's" if which == 0 else "a"
+    name = "worker-0's" if which == 0 else "a pod's"
     down, up = (lambda: link(which, "down")), (lambda: link(which, "up"))
-    with cut(job, strike, f"the link of {name} pod is down", which, world=3, on=down, off=up):
+    with cut(job, strike, f"{name} link is down", which, world=3, on=down, off=up):
         job.wait(seconds - 5)
 
 
@@ -94,7 +94,7 @@ def test_a_link_that_is_down_for_a_while(job, strike, which, seconds):
 def test_a_pod_that_hears_and_is_not_heard(job, strike):
     """An asymmetric partition is one world less that pod, and no deadlock."""
     on = f"iptables -A OUTPUT -d {PREFIX}.0/24 -j DROP"
-    what = "a pod hears the others and is not heard"
+    what = "a pod hears but is not heard"
     both = {"on": lambda: inside(2, on), "off": lambda: inside(2, "iptables -F OUTPUT")}
     with cut(job, strike, what, 2, world=3, **both):
         job.wait(1)
@@ -106,7 +106,7 @@ def test_two_pods_that_do_not_hear_each_other(job, strike):
     on = f"iptables -A OUTPUT -d {PREFIX}.103 -j DROP"
     what = "two pods do not hear each other"
     both = {"on": lambda: inside(2, on), "off": lambda: inside(2, "iptables -F OUTPUT")}
-    with cut(job, strike, what, world=3, **both):
+    with cut(job, strike, what, world=3, happens="one dropped", **both):
         job.wait(3)
 
 
@@ -124,7 +124,7 @@ def test_halves_that_do_not_hear_each_other(job, strike):
         for i in range(4):
             inside(i, "iptables -F OUTPUT")
 
-    halves = "two and two pods do not hear each other", "the half that gets the lease goes on"
+    halves = "a network split into halves", "the lease decides"
     with cut(job, strike, halves[0], world=2, on=on, off=off, happens=halves[1]):
         job.wait(3 if SHORT else 40)
     assert len(job.lives()) == 1
@@ -133,8 +133,8 @@ def test_halves_that_do_not_hear_each_other(job, strike):
 LOSS = "iptables -A INPUT -m statistic --mode random --probability {} -j DROP"
 BAD_STEPS = 3 if SHORT else 8  # while the line is bad
 TROUBLES = [
-    ("1 % of the packets lost", LOSS.format(0.01), "iptables -F INPUT"),
-    ("20 % of the packets lost", LOSS.format(0.2), "iptables -F INPUT"),
+    ("1 % packet loss", LOSS.format(0.01), "iptables -F INPUT"),
+    ("20 % packet loss", LOSS.format(0.2), "iptables -F INPUT"),
     (
         "1 Mbit/s",
         "tc qdisc add dev eth0 root tbf rate 1mbit burst 8k latency 200ms",
@@ -156,7 +156,7 @@ def test_a_bad_line_is_slow_and_nobody_is_evicted(job, measured, trouble, on, of
         step_s = (time.monotonic() - before) / BAD_STEPS
         inside(3, off)
         job.began = time.time()
-    measured(f"{trouble} at one pod", fault, f"steps of {step_s:.1f} s; counted from the healing")
+    measured(f"{trouble} at one pod", fault, f"steps of {step_s:.1f} s")
     assert len(job.worlds()) == known
 
 
@@ -195,7 +195,7 @@ def test_a_pod_that_is_far_away_is_slow_and_not_evicted(job, measured):
     measured(
         "each frame 200 ms late, to and from one pod",
         fault,
-        f"steps of {far_s:.1f} s instead of {near_s:.1f} s; counted from the healing",
+        f"steps of {far_s:.1f} s instead of {near_s:.1f} s",
     )
     assert len(job.worlds()) == known
     assert far_s > 0.2  # a step needs all ranks' gradients, and these are so late
@@ -211,7 +211,7 @@ def test_names_that_do_not_resolve_for_a_while(job, hosts, measured):
     job.wait(seconds)
     with job.fault() as fault:
         hosts.write_text(HOSTS)
-    measured(f"the rendezvous' name is unknown for {seconds} s", fault, "tried again until known")
+    measured(f"the rendezvous name unresolved for {seconds} s", fault, "waits")
     assert (fault.redone, fault.lives) == (0, 0)
 
 

@@ -57,7 +57,7 @@ def test_a_job_grows_and_shrinks(job, strike):
         old = job.lines(job.last())[-1]["world_size"]
         scaled = (
             f"scaled from {old} to {world} pods",
-            "all finish the step, and go on; the longest pause",
+            "finish; longest pause",
         )
         lost = which if change[0] == "-" else []
         how = {"before": old, "world": world, "stays": True, "longest": True}
@@ -72,7 +72,7 @@ def test_a_job_grows_and_shrinks(job, strike):
 @pytest.mark.fault(33)
 def test_a_pod_may_come_back_with_another_address(job, strike):
     """Nothing is tied to the address of a pod."""
-    with strike(job, "a pod killed that comes back with another address", "as any other", 2):
+    with strike(job, "a pod killed, back with another address", "retry", 2):
         pod = job.pods[2]
         env = pod.plan.env | {"POD_ADDRESS": f"{job.network.prefix}.77"}
         pod.plan = dataclasses.replace(pod.plan, env=env)
@@ -83,7 +83,7 @@ def test_a_pod_may_come_back_with_another_address(job, strike):
 def test_a_worker_that_the_kernel_ends_for_its_memory(job, cgroup, strike):
     """It is a killed worker; the pod's log has the signal."""
     used = int((cgroup / "memory.usage_in_bytes").read_text())
-    with strike(job, "a worker over its pod's memory limit (OOM kill)", "as a killed worker", 1):
+    with strike(job, "a worker OOM-killed", "retry", 1):
         (cgroup / "memory.limit_in_bytes").write_text(str(used + 300_000_000))
         job.order(1, "eat")
     assert "SIGKILL" in job.pods[1].log.read_text()
@@ -117,6 +117,6 @@ def test_pods_of_two_workers(jobs, ends_undisturbed, measured):
             harm()
         job.steady(4)
         fault.back_s = job.entered(step_s)
-        measured(what, fault, "the others go on without")
+        measured(what, fault, "retry")
         assert others(*lost) == kept and (fault.redone, fault.lives) == (0, 0)
     ends_undisturbed(job)

@@ -95,9 +95,9 @@ def test_two_jobs_of_one_manifest_in_two_networks(
     together(both, lambda: len(first.lives()) > lives, "a life of the second job")
     start = first.lives()[-1]
     measured(
-        "all pods of a job lost while another of its name waits",
+        "all pods of a job lost while a job of the same name waits",
         Fault(start["time"] - killed, redone=start["redo"], lives=1),
-        "that one goes on after 12 s, from the newest checkpoint",
+        "resume by the other after 12 s",
     )
     first.bring_back(0, 1)
     together(both, lambda: WAITS in log_of(first), "a word of who waits")

@@ -16,7 +16,7 @@ from support.waiting import until
 
 from gptddp.run import lease
 
-DROPPED = "dropped by its own launcher's word", "dropped by the majority of the others"
+DROPPED = "its launcher reports it", "dropped"
 BACK_S = 30.0  # until a pod is back that has woken up, with a margin of several times
 BUSY_S = 10
 
@@ -58,8 +58,8 @@ def test_a_stopped_rank_is_dropped_and_taken_back(job, strike, whole_pod, rank, 
     """Within seconds; when it wakes up it is fenced, and comes in again: in the same process, but
     for the rank 0 that it was."""
     job.steady()
-    what = f"{'a whole pod' if whole_pod else 'a worker'} stopped (SIGSTOP)"
-    name, which = f"rank 0: {what}" if rank == 0 else what, job.by_rank(rank)
+    what = f"{'pod' if whole_pod else 'worker'} stopped (SIGSTOP)"
+    name, which = f"a {what}" if rank else f"rank 0's {what}", job.by_rank(rank)
     pid, begin, known = job.worker(which), time.monotonic(), len(job.worlds())
     with contextlib.ExitStack() as asleep:
         with strike(job, name, DROPPED[whole_pod], which, stays=True):
@@ -78,7 +78,7 @@ def test_a_short_stop_is_waited_for(job, strike, seconds):
     """Nobody is dropped."""
     job.steady()
     known = len(job.worlds())
-    what = f"a whole pod stopped for {seconds} s (SIGSTOP)", "the others wait for it"
+    what = f"a pod stopped for {seconds} s (SIGSTOP)", "wait"
     with strike(job, *what, world=4), stopped(job, 2, True):
         job.wait(seconds)
     assert len(job.worlds()) == known or seconds > 2
@@ -90,7 +90,7 @@ def test_a_stopped_launcher_is_as_a_stopped_pod(job, strike):
     job.steady()
     which = job.by_rank(2)
     pid, launcher = job.worker(which), job.pid(which)
-    with strike(job, "the launcher of a pod stopped (SIGSTOP)", DROPPED[1], which, stays=True):
+    with strike(job, "a pod's launcher stopped (SIGSTOP)", DROPPED[1], which, stays=True):
         os.kill(launcher, signal.SIGSTOP)
         job.steady(3)
         os.kill(launcher, signal.SIGCONT)
@@ -120,9 +120,9 @@ def test_a_tie_takes_the_lease(job, strike, rank):
     job.hold(0, 1)
     job.kill(0, 1, back_s=math.inf)
     job.steady(2)
-    which, whose = job.by_rank(rank), "the other" if rank else "the holder"
+    which, whose = job.by_rank(rank), "not the lease's holder" if rank else "the lease's holder"
     pid = job.worker(which)
-    tie = f"one of two pods stopped, {whose} of the lease", "the other one takes the lease first"
+    tie = f"one of two pods stopped, {whose}", "the lease decides"
     with (  # it wakes up behind the strike
         contextlib.ExitStack() as asleep,
         strike(job, *tie, which, before=2, stays=True) as fault,

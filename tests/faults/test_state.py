@@ -32,7 +32,7 @@ def newest(job) -> int:
 def test_a_pod_that_is_told_to_stop(job, strike):
     """It ends with 143; the others go on, in the same processes, and save at once. Rank 0 too."""
     for rank in (2, 0):
-        told = f"SIGTERM of {'a pod' if rank else 'rank 0'}", "all finish the step, and go on"
+        told = f"SIGTERM to {'a pod' if rank else 'rank 0'}", "finish"
         before, i = newest(job), job.by_rank(rank)
         with strike(job, *told, i, stays=True):
             job.stop(i)
@@ -97,7 +97,7 @@ def test_all_pods_at_once_leave_the_newest_checkpoint(job, measured):
     done = newest(job)
     with job.fault() as fault:
         job.kill(0, 1, 2, 3)
-    measured("all pods killed at once", fault, "the newest checkpoint goes on")
+    measured("all pods killed at once", fault, "resume")
     start = [event for event in read_ledger(job.run) if event["event"] == "start"][-1]
     assert start["source"].startswith("step-") and start["step"] == done
 
@@ -122,8 +122,8 @@ def saving(jobs):
 def test_a_save_outlives_its_worker(saving, strike):
     """Rank 0 is killed in the middle of it: its pod's saver commits it."""
     saving.steady()
-    which, what = saving.by_rank(0), "rank 0's worker killed in the middle of a commit"
-    with strike(saving, what, "its pod commits it; the others go on", which):
+    which, what = saving.by_rank(0), "rank 0's worker killed during a commit"
+    with strike(saving, what, "its pod commits; retry", which):
         saving.until(saving.order(which, "save").exists)
         saving.began = time.time()
     assert "is saved, after the end of its rank 0" in saving.pods[which].log.read_text()
@@ -137,7 +137,7 @@ def test_all_pods_killed_in_a_commit_leave_the_checkpoint_before(saving, measure
         saving.until(saving.order(saving.by_rank(0), "commit").exists)
         saving.began = time.time()
         saving.kill(0, 1, 2, 3)
-    measured("all pods killed in the middle of a commit", fault, "the checkpoint before goes on")
+    measured("all pods killed during a commit", fault, "resume, one checkpoint earlier")
     assert fault.lives == 1
 
 
@@ -154,7 +154,7 @@ def test_the_end_may_be_killed_twice(saving, measured, ends_undisturbed):
     saving.kill_at("finish")
     ends_undisturbed(saving)
     fault = Fault(time.time() - began)
-    measured("rank 0's pod killed before the last commit, and again after it", fault, "done once")
+    measured("rank 0's pod killed before and after the last commit", fault, "finishes once")
 
 
 # -- the last of several ---------------------------------------------------------------------------
@@ -185,8 +185,8 @@ def test_the_last_of_several_pods_saves_what_it_holds(three, measured, apart_s, 
             three.wait(apart_s if i != order[-1] else 0.5)
         with three.fault() as fault:
             three.bring_back(*order)
-        what = f"all of three pods killed, {apart_s} s apart, and back when all are gone"
-        measured(what, fault, "what the last one has committed goes on")
+        what = f"all three pods killed {apart_s} s apart"
+        measured(what, fault, "resume from its last commit")
         print(f"{apart_s} s apart: {fault.redone} steps of {step_s:.2f} s done again")
         assert fault.redone * step_s <= 2 * LONE_S
 
