@@ -30,7 +30,7 @@ def test_what_an_audit_begins_with_is_compared_with_the_log(forged):
     save_again(forged, tokens=7)
     code, text = audit(forged)
     assert code == 1 and "wrong: step 8: tokens is " in text
-    assert "in the log, and 7 in step-000000000008.2" in text
+    assert "in the log, but 7 in step-000000000008.2" in text
 
 
 def in_json(name, **changes):

@@ -141,7 +141,7 @@ def test_a_view_that_raises_is_told_once_and_the_others_get_the_event(run, tmp_p
 
     track(lambda: broken)
     assert run("--steps", "3") == 0
-    assert caplog.text.count("training goes on, but broken has failed on `start`") == 1
+    assert caplog.text.count("training continues, but broken has failed on `start`") == 1
     assert caplog.text.count("ValueError: a mistake in the sink") == 1
     assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3]
     assert read_ledger(tmp_path / "run")[-1]["event"] == "stop"

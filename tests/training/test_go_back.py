@@ -76,8 +76,8 @@ def test_the_way_back_leads_before_what_has_spoilt_the_weights(folder, tmp_path)
     """Two steps before the first bad one, or one, if no other is kept; else it says what helps."""
     for bad, step in ((9, 6), (8, 6), (7, 4), (3, 2)):
         assert f"to go back to step {step}: --from-step {step}, with" in way_back(folder, bad)
-    assert "no checkpoint of before is kept: begin anew" in way_back(folder, 2)
-    assert "nothing was saved yet: with a lower --lr" in way_back(tmp_path / "none", 2)
+    assert "no earlier checkpoint is kept: begin again" in way_back(folder, 2)
+    assert "no checkpoint was saved yet: start again from step 0" in way_back(tmp_path / "none", 2)
 
 
 def test_it_leads_before_losses_that_were_far_too_large_but_finite(

@@ -93,7 +93,7 @@ def test_other_weights_are_refused_in_a_run_that_goes_on(gpt2, begin, tmp_path, 
     assert "has other weights (sha256" in capfd.readouterr().err
     assert begin("--n-layer", 1, "--n-embd", 32, "--seq-len", 32, run="seed") == 0
     assert begin("--init-from", gpt2, "--steps", 4, run="seed") == 2
-    assert "was begun with the weights of its seed: leave out --init-from" in capfd.readouterr().err
+    assert "began with random weights: leave out --init-from" in capfd.readouterr().err
     mine = configuration(tmp_path / "run").init_sha256
     assert begin("--init-from", other, "--init-sha256", mine, run="new") == 2
     assert "has other weights (sha256" in capfd.readouterr().err
@@ -107,7 +107,7 @@ def test_other_weights_are_refused_in_a_run_that_goes_on(gpt2, begin, tmp_path, 
     [
         (["--n-layer", "2"], "n_layer is 2, and"),
         (["--seq-len", "64"], "seq_len is 64, and"),
-        (["--depth", "4"], "depth is 4, and the model of --init-from has a shape"),
+        (["--depth", "4"], "depth is 4, but --init-from decides the model's shape"),
         (["--n-head", "4"], "leave out --n-head to train that model"),
     ],
 )

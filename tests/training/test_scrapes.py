@@ -108,14 +108,14 @@ def test_connections_that_nobody_ends_are_no_more_than_it_can_bear():
 
 
 def test_an_occupied_port_is_a_warning_and_served_once_it_is_free(caplog, monkeypatch):
-    """Said once, and not at every retry; training goes on meanwhile."""
+    """The warning comes once, not at every retry; training continues meanwhile."""
     monkeypatch.setattr(scrapes, "_RETRY_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         Scrapes(m.Metrics(Config(), None).registry, port, "127.0.0.1")
         time.sleep(0.5)
         (record,) = caplog.records
-        assert "training goes on" in record.message
+        assert "training continues" in record.message
     with until(lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")) as answer:
         assert b"gptddp_steps_total 0.0" in answer.read()
 

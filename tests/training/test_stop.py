@@ -131,7 +131,7 @@ def test_a_second_signal_ends_a_long_step_at_once(training, number, code):
     run.reached()
     process.send_signal(number)
     said = until(lambda: re.search(f"{number.name}: (.*)", process.stderr.read()))[1]
-    assert said == "it ends after this step; a second one ends it at once"
+    assert said == "training stops after this step; a second signal stops it at once"
     assert process.poll() is None
     process.send_signal(number)
     assert ended(process)[0] == code

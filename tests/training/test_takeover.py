@@ -137,13 +137,13 @@ def test_no_state_of_the_run_directory_ends_a_new_rank_0(
 
     def mend(life):
         if harm != "gone":
-            until(lambda: "cannot take the records over yet" in caplog.text, "a word")
+            until(lambda: "cannot take over the records yet" in caplog.text, "a word")
             lease.rmdir()
             life.worlds.takeover.join()
 
     plan = at_step(monkeypatch, step_3=lose, step_6=mend)
     assert run("--steps", "9") == 0 and not plan
-    anew = "is gone: it is made anew" in caplog.text
+    anew = "is missing: it is created again" in caplog.text
     steps = [line["step"] for line in history(tmp_path / "run")]
     assert anew == (harm == "gone") and steps == list(range(1, 10))  # memory has kept them
     starts = [it for it in read_ledger(tmp_path / "run") if it["event"] == "start"]

@@ -122,7 +122,7 @@ def test_a_rank_that_is_told_to_stop_waits_whether_all_are():
 
 def test_then_it_leaves_and_the_others_go_on():
     worlds, _, left = worlds_of(4, asked=True, waited_s=5.0)
-    with pytest.raises(Stopped, match="the others go on"):
+    with pytest.raises(Stopped, match="the others continue"):
         worlds.agreed(1, 1, worlds.stops()[0], news=0)
     assert left == ["told to stop"]
     worlds, life, left = worlds_of(4)
@@ -134,7 +134,7 @@ def test_a_rank_that_is_told_to_stop_does_not_wait_for_a_view_for_ever():
     """But for as long as a tie takes."""
     worlds, life, left = worlds_of(4, asked=True, waited_s=21.0)
     life.world.members.next_view = lambda after, limit_s: None
-    with pytest.raises(Stopped, match="while it waited for the others"):
+    with pytest.raises(Stopped, match="while waiting for the others"):
         worlds._newest()
     assert left == ["told to stop"]
 
