@@ -135,7 +135,7 @@ def test_a_joiner_that_is_let_in_and_does_not_come_is_out_again(job):
     os.kill(one.pods[1].worker, signal.SIGKILL)
     # two, one, two, one: it may be back at once
     view = until(lambda: one.pods[0].views()[3:], 20)[0]["view"]
-    assert len(view["members"]) == 1 and "did not come" in view["gone"][-1]["how"]
+    assert len(view["members"]) == 1 and "did not join" in view["gone"][-1]["how"]
     (one.pods[1].folder / "log.late").unlink()
     one.agree(one.pods)
 
