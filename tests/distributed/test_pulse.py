@@ -114,7 +114,7 @@ def test_at_a_terminal_it_is_only_said(process):
         os.close(terminal)
         os.close(end)
     assert (it.returncode, out) == (0, b"here\nend\n")
-    assert err.count(b"no progress for") == 1 and err.endswith(b"it goes on if it can\n")
+    assert err.count(b"no progress for") == 1 and err.endswith(b"it continues if it can\n")
 
 
 @pytest.fixture
