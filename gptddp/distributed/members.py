@@ -116,7 +116,7 @@ class Members:
         if not self.wait_for(lambda: self.least, ATTACH_S):
             raise LostPeer(f"the launcher has sent nothing for {ATTACH_S:g} s")
 
-    # -- messages of this process --------------------------------------------------------------------
+    # -- messages of this process ------------------------------------------------------------------
 
     def status(self, status: str) -> None:
         """Report this member's status: "fresh", "warm" or "going" (see launch/mesh.py)."""

@@ -29,7 +29,7 @@ def state_fp(tensors: Mapping[str, Tensor]) -> int:
 
     Multilinear hashing (Lemire and Kaser 2014): each word of a tensor is multiplied by the odd
     number of its place, and the products are added in int64, with wrap-around. So the order does
-    not matter, and only 8 bytes of each 2**16 words leave the device. Another word always changes it.
+    not matter, and only 8 bytes of each 2**16 words leave the device. One other word changes it.
     """
     digest, sums = xxhash.xxh3_64(), []
     for name, tensor in tensors.items():

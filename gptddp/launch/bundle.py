@@ -50,7 +50,7 @@ def read(archive: Path) -> bytes:
 
 
 def sha256(files: Files) -> str:
-    """The hash of the files (64 hex digits), whatever their order."""
+    """The hash of the files (64 hex digits), independent of their order."""
     total = hashlib.sha256()
     for path, file in sorted(files.items()):
         name = path.encode()

@@ -37,7 +37,7 @@ def _closed(config: Config, world: World) -> Config:
 
 
 def check_given(given: Sequence[Any], config: Config, names: Sequence[str]) -> None:
-    """Compare the configurations given to these ranks (`of_run`) with that of the life.
+    """Compare the configurations given to these ranks (`of_run`) with the life's.
 
     The flags of rank 0 count, and any pod may become rank 0. So another value on a rank is logged.
     Raises ConfigError where the field is fixed.

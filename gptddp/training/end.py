@@ -25,7 +25,7 @@ _READ_S = 0.2  # between two meetings, while waiting for readers of the last num
 class Ending(threading.Thread):
     """Rank 0 only: save the last state, then record how this life ended.
 
-    A thread, because the disk may hang. It retries until it succeeds (`done`) or no try is left.
+    A thread, because the disk may hang. It retries until it succeeds (`done`) or no try remains.
     Each recorder has one: it continues if a peer is lost meanwhile.
     """
 
@@ -73,7 +73,7 @@ class Ending(threading.Thread):
         return error
 
     def _insist(self, work: Callable[[], None]) -> str | None:
-        """Retry `work` until it succeeds; return the error if no try is left."""
+        """Retry `work` until it succeeds; return the error if no try remains."""
         while True:
             try:
                 work()

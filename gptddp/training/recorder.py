@@ -88,7 +88,7 @@ class Recorder:
         self._batch_fp: str | None = None  # of the last step, if this life has done it
         self._stragglers = self._of_world()
         self.spikes = Spikes()
-        self._machines: Sequence[str] = ()  # what the ranks compute on
+        self._machines: Sequence[str] = ()  # hardware of the ranks
         self._stall: Stall | None = None  # reported, and not over
         self._stepped_at = time.monotonic()  # when the last step was recorded
         self._scrapes: Scrapes | None = None

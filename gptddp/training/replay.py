@@ -54,7 +54,7 @@ class Span:
 
 
 class Replay(Life):
-    """A life that writes nothing: it compares its lines with those of the log."""
+    """A life that writes nothing: it compares its lines with the log's."""
 
     def __init__(
         self, span: Span, dataset: Dataset, world: World, stop: StopFlag, run_id: str

@@ -21,7 +21,7 @@ TIMES = 10.0
 
 
 class Spikes:
-    """Rank 0 only: judges each step by those before it."""
+    """Rank 0 only: judges each step by the steps before it."""
 
     def __init__(self) -> None:
         self._recent = {name: deque[float](maxlen=WINDOW) for name in ("loss", "grad_norm")}

@@ -22,7 +22,7 @@ from gptddp.distributed.connect import World
 from gptddp.errors import visible
 from gptddp.training.clock import PhaseClock
 
-RECENT = 64  # steps whose median says how long one takes
+RECENT = 64  # steps; their median is the usual time of a step
 LEAST_S, MARGIN_S = 10.0, 30.0  # silence that is a stall: at least, and beyond a usual step at most
 FIRST_S = 45.0  # silence that is a stall, before the first step is done
 AGAIN_S = 20.0  # between two reports of one stall
