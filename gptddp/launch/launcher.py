@@ -271,7 +271,7 @@ class Launcher:
                 self._wait_for_exits()
                 return 0
             except SignalException as stop:
-                self.raise_verdict()  # one that came after the signal
+                self.raise_verdict()  # an error after the signal
                 return 128 + stop.sigval
             except (ChildFailedError, DistError, OSError, EOFError) as error:
                 code = _exit_code(error)

@@ -129,7 +129,7 @@ class Recorder:
         self._before = progress.tokens, progress.train_s
         self._run_began = recorded.began_time or self.clock.began
         for event in patiently(lambda: recover(run, self.ledger, events)):
-            with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
+            with suppress(LookupError, TypeError, ValueError):  # a foreign event
                 recorded.add(event)
         self._end_of_last(recorded)
         with suppress(OSError):  # then no checkpoint is committed either

@@ -57,7 +57,7 @@ class Worlds:
         self._number = view.number if view else 0
         self._ids: list[str] = view.ids if view else []  # of the last world entered, by rank
         self._how: dict[str, str] = {}  # how each member was lost since then
-        self._noticed: float | None = None  # monotonic: when the world was over
+        self._noticed: float | None = None  # monotonic: when the end of the world was noticed
         self._proof: Proof | None = None
         self._lease: Lease | None = None  # taken as the proof for a view
         self._pods: list[str] = list(self._world.pods)  # of `_ids`

@@ -38,7 +38,7 @@ def workers_but(job: Job, lost: int) -> dict[int, int]:
 
 
 def test_a_signal_to_every_process_of_a_pod_leaves_the_worker_its_time(job):
-    """As Slurm sends it: the fork server survives, or it would end the workers; the worker stops."""
+    """Like Slurm's signal: the fork server survives, or its workers would die; the worker stops."""
     (pod, worker), before = (job.pods[1].pid, job.worker(1)), job.log(1)
     (server,) = [child for child in children(pod) if worker in children(child)]
     os.kill(server, signal.SIGTERM)

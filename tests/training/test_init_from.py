@@ -55,7 +55,7 @@ def test_a_run_begins_with_the_weights_and_shape_of_the_folder(gpt2, begin, tmp_
     net, tokenizer, _ = load(tmp_path / "run")
     there = load_file(gpt2 / "model.safetensors")
     assert torch.allclose(net.wte.weight, there["transformer.wte.weight"], atol=1e-7)
-    assert len(net.wte.weight) == tokenizer.vocab_size  # none beside them
+    assert len(net.wte.weight) == tokenizer.vocab_size  # no extra rows
     config = configuration(tmp_path / "run")
     assert (config.n_layer, config.n_head, config.n_embd, config.seq_len) == (1, 2, 32, 32)
     assert begin("--init-from", gpt2, "--seq-len", 16, run="short") == 0
