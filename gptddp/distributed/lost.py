@@ -38,9 +38,9 @@ def blame(error: BaseException, world: World, waited_s: float) -> str:
     """Each rank with a failed collective: the error, or the silent peers, and the place.
 
     A mesh knows the lost member. In a static world, gloo and NCCL report a silent peer without its
-    rank: so after a timeout every living rank posts a sign of life. A rank also does so if its
-    connection was closed as late as `waited_s` after the last step, because a peer in an earlier
-    collective has timed out. That takes ROLL_CALL_S.
+    rank: so after a timeout every living rank posts a sign of life. So does a rank whose connection
+    was closed when `waited_s` since the last step is almost the limit: a peer has timed out in an
+    earlier collective. That takes ROLL_CALL_S.
     """
     text = str(error).splitlines()[0]
     frames = traceback.extract_tb(error.__traceback__)[::-1]

@@ -1,1 +1,1 @@
-"""The process of a pod: torchrun with forked workers in a loop. `k8s` imports `pod_facts`, `bundle`."""
+"""The process of a pod: torchrun with forked workers. `k8s` imports `pod_facts` and `bundle`."""

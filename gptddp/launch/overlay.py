@@ -47,7 +47,7 @@ def lay(archive: Path, image: Path) -> Path:
         raise ConfigError(f"the job's code in {archive} is damaged: {error}; {_AGAIN}") from None
     if (found := bundle.sha256(files)) != wanted:
         raise ConfigError(
-            f"the code in {archive} is not the code of the submitted job: its hash is {found}. "
+            f"the code in {archive} is not what the job was submitted with: its hash is {found}. "
             f"It was changed; {_AGAIN}"
         )
     root = Path(tempfile.mkdtemp(prefix="gptddp-code-"))
