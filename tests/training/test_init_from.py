@@ -105,8 +105,8 @@ def test_other_weights_are_refused_in_a_continued_run(gpt2, begin, tmp_path, cap
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--n-layer", "2"], "n_layer is 2, and"),
-        (["--seq-len", "64"], "seq_len is 64, and"),
+        (["--n-layer", "2"], "n_layer is 2, but"),
+        (["--seq-len", "64"], "seq_len is 64, but"),
         (["--depth", "4"], "depth is 4, but --init-from decides the model's shape"),
         (["--n-head", "4"], "leave out --n-head to train that model"),
     ],
