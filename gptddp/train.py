@@ -4,10 +4,10 @@
     torchrun --nproc-per-node 2 -m gptddp.train --data DATASET --run-dir RUN
     gptddp-k8s submit --replicas 4 --local
 
-`train` is one life of a run: from its newest state, through the loop, to its last checkpoint. Every
-rank runs it; `# all ranks` marks a line in which each waits for the others. What a fault, a stop, a
-save or a log needs is behind `life` (training/life.py). How a command line becomes a life is in
-training/entry.py.
+`train` is one life of a run: it restores the newest state, runs the loop and saves a last
+checkpoint. Every rank runs it; `# all ranks` marks a line in which each rank waits for the others.
+`life` handles faults, stops, saves and logs (training/life.py). training/entry.py turns a command
+line into a life.
 """
 
 import math
@@ -35,7 +35,7 @@ from gptddp.training.life import Life
 
 
 def train(life: Life) -> None:
-    """All ranks: do the steps that a run has left.
+    """All ranks: do the remaining steps of a run.
 
     audit.py calls it with a Replay, which compares instead of recording.
     """
@@ -52,17 +52,17 @@ def train(life: Life) -> None:
         state = optim.state_tensors(net, optimizer) | sums.tensors()
         life.restore(net, state, sums)  # all ranks
 
-        # -- the worlds: each lasts until a rank is lost or comes -------------------------------
+        # -- the worlds: each lasts until a rank is lost or joins -------------------------------
         while not life.worlds.is_over:
-            with life.worlds.around():  # all ranks: the next goes on from the same step
+            with life.worlds.around():  # all ranks: the next continues at the same step
                 steps(life, ddp, optimizer, sums)
 
 
 def steps(life: Life, ddp: DDP, optimizer: Optimizer, sums: Sums) -> None:
-    """All ranks: the steps that are left, as long as the world lasts."""
+    """All ranks: do the remaining steps, as long as the world lasts."""
     c, world = life.config, life.world
-    optimizer.zero_grad()  # what a step has left that was cut off
-    # a life or world before may have ended after its last step, before the evaluation or check
+    optimizer.zero_grad()  # an interrupted step may have left gradients
+    # the previous life or world may have ended between its last step and the evaluation or check
     life.complete_line()  # all ranks
     while life.goes_on:
         batch = life.next_batch()
@@ -70,7 +70,7 @@ def steps(life: Life, ddp: DDP, optimizer: Optimizer, sums: Sums) -> None:
         if not life.goes_on:
             break
         if agreed.bad:
-            life.quarantine(batch)  # all ranks; then the same step without those rows
+            life.quarantine(batch)  # all ranks; then the step is repeated without these rows
             continue
         lr = optimizer.set_lr(c, life.progress)
         nats = forward_backward(ddp, batch, agreed.targets, life.step, c, world, sums)
@@ -91,22 +91,22 @@ def steps(life: Life, ddp: DDP, optimizer: Optimizer, sums: Sums) -> None:
         if agreed.save:
             life.save()
     if not life.worlds.ends:
-        # that time is up is known only in `agree`, after the last step
+        # only `agree` finds that the time is up: the last step may lack its evaluation
         life.complete_line()  # all ranks
-        life.end()  # all ranks: they wait for the last state to be on disk, ten minutes at most
+        life.end()  # all ranks: wait until the last state is on disk, ten minutes at most
 
 
 def forward_backward(
     ddp: DDP, batch: Batch, targets: int, step: int, c: Config, world: World, sums: Sums
 ) -> float:
-    """All ranks: the gradient of the mean loss over all targets of the step; its sum, in nats.
+    """All ranks: compute the gradient of the mean loss over all targets of the step.
 
-    Ranks may have different numbers of slots, so only the last micro-batch of each synchronises.
-    no_sync must be around the forward pass too, where DDP decides.
+    Returns the summed loss in nats. Ranks may have different numbers of slots, so each synchronises
+    in its last micro-batch only. no_sync is around the forward pass too: DDP decides there.
     """
     first_slot = lanes.owned(world.rank, world.world_size, c.lanes).start
     factor = sums.begin(targets)
-    while True:  # a second time where a grid of the sums did not fit
+    while True:  # again, if a grid of the sums did not fit
         for part in of_step(batch, step, first_slot, c, world.device):
             if c.dropout:
                 torch.manual_seed(part.seed(c, step))
@@ -114,7 +114,7 @@ def forward_backward(
                 with autocast(c, world.device):
                     nats = ddp(part.x, part.y, part.positions)
                 sums.took(part.slot, nats)
-                (nats * factor).backward()  # all ranks, in the last micro-batch of each
+                (nats * factor).backward()  # all ranks, in each rank's last micro-batch
             if part.ends_slot and not part.ends_step:
                 sums.close(part.slot)
         if (total := sums.finish()) is not None:  # all ranks
@@ -122,7 +122,7 @@ def forward_backward(
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Parse, connect, train; the exit code."""
+    """Parse, connect and train; return the exit code."""
     return entry.main(train, args)
 
 

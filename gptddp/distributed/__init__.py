@@ -1,1 +1,1 @@
-"""The ranks and the process of each (environment, group, hardware, peers), for all that trains."""
+"""The ranks and their processes: environment, group, hardware and peers."""

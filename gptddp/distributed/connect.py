@@ -1,6 +1,6 @@
-"""The ranks of a job: into the process group, what they do together, and out of it again.
+"""The ranks of a job: they join the process group, run collectives, and leave it.
 
-A worker of our launcher is a member of a mesh: its world changes as members come and go, in this
+A worker of gptddp's launcher is a member of a mesh: its world changes with the members, in this
 process (`form`). The world of any other process is static: a lost peer ends it.
 """
 
@@ -38,27 +38,27 @@ from gptddp.distributed.waiting import Tell, ended, teller, wait_for_end
 # The first step connects the peers and, on an accelerator, compiles kernels.
 FIRST_TIMEOUT_S = 300.0
 TIMEOUT_S = 60.0
-PART_S = 10.0  # for all ranks to come out of the last collective
+PART_S = 10.0  # for all ranks to leave the last collective
 _SMALL_BYTES = 1 << 20
 
-_kept: list[Any] = []  # the process group after the end of its use, as long as this process
+_kept: list[Any] = []  # the process group after its use, until the end of this process
 
 
 @dataclass
 class World:
-    """All ranks of the job, as one of them sees them now: for as long as `connect` lasts."""
+    """All ranks of the job, as one of them sees them now, while `connect` lasts."""
 
     rank: int
     world_size: int
     device: torch.device
     nodes: int  # pods in the present world
     restarts: int  # of this worker, by its launcher
-    address: str  # the pod's own address when it has one to itself, else ""
-    job: str | None  # the name of the job, the same in all its lives; None: it has none
-    life: str  # the id of this life, which no other has; "" before the first view of a mesh
-    pods: tuple[str, ...]  # the name of each rank's pod, "" where it is in none
+    address: str  # the pod's own address, else ""
+    job: str | None  # the name of the job, equal in all its lives; None: no name
+    life: str  # the unique id of this life; "" before the first view of a mesh
+    pods: tuple[str, ...]  # the name of each rank's pod, "" outside a pod
     group: Group | None = None  # None: the world is static
-    _formed: str = ""  # which of this life's worlds this is
+    _formed: str = ""  # identity of this world within the life
     _calls: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # of `from_rank_0`
     _store: Any = None  # of a static world
 
@@ -66,26 +66,26 @@ class World:
 
     @property
     def is_static(self) -> bool:
-        """Is it for ever as it is?"""
+        """Are the members fixed?"""
         return self.group is None
 
     @property
     def members(self) -> Members | None:
-        """The launcher's word; None where the world is static."""
+        """The connection to the launcher; None if the world is static."""
         return self.group.members if self.group else None
 
     @property
     def view(self) -> View | None:
-        """What it was formed for last; None where it is static, or a world of one before that."""
+        """The view of the last `form`; None before it, or if the world is static."""
         return self.group.view if self.group else None
 
     @property
     def is_broken(self) -> bool:
-        """Has it ended, so that no collective works any more?"""
+        """Is the world over, so that no collective works any more?"""
         return self.group is not None and self.group.is_broken
 
     def form(self, view: View) -> None:
-        """All members of the view: be its world from now on. Raises Broken; see `Group.form`."""
+        """All members of the view: form its world. Raises Broken; see `Group.form`."""
         assert self.group
         self.group.form(view)
         pods = tuple(it.pod for it in view.members)
@@ -94,7 +94,7 @@ class World:
         self._become(view.ids.index(self.group.members.me), pods, str(view.number))
 
     def alone(self) -> None:
-        """Be a world of one, as before the first `form`."""
+        """Form a world of one, as before the first `form`."""
         assert self.group
         self.group.alone()
         self._become(0, (self.pods[self.rank],), "alone")
@@ -106,19 +106,19 @@ class World:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(len(pods)))  # see `environment.ranks`
         pulse.beat()
 
-    # -- a board, for what is told outside of collectives ------------------------------------------
+    # -- a board, for messages outside of collectives ---------------------------------------------
 
     def post(self, key: str, value: Any) -> None:
-        """Let all ranks see this small value, as JSON, in place of what was under the key."""
+        """Show this small value to all ranks, as JSON, in place of the key's last value."""
         if self.group:
             self.group.members.post(key, value)
         else:
             self._board().set(f"{key} of {self.rank}", json.dumps(value))
 
     def posted(self, key: str, of: Iterable[int] | None = None) -> dict[int, Any]:
-        """What the ranks have posted under this key, by rank; of some of them, or of all.
+        """The values that the ranks `of` (default: all) have posted under this key, by rank.
 
-        Raises DistError where rank 0 of a static world is gone.
+        Raises DistError where rank 0 of a static world is lost.
         """
         some = range(self.world_size) if of is None else of
         if self.group:
@@ -132,14 +132,14 @@ class World:
         return found
 
     def _board(self) -> Any:
-        if self._store is None:  # a connection of its own: another thread may wait on the other
+        if self._store is None:  # a separate connection: another thread may wait on the first
             self._store = torch_private.default_store().clone()
         return self._store
 
     # -- collectives -------------------------------------------------------------------------------
 
     def wait(self, work: Any) -> None:
-        """Until a collective begun with `async_op` is over: all are, as gloo may never end one."""
+        """Wait for a collective. All begin with `async_op`, because gloo may never end one."""
         self.group.wait(work) if self.group else work.wait()
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
@@ -153,7 +153,7 @@ class World:
     def gather_parts(self, mine: torch.Tensor, parts: torch.Tensor) -> None:
         """All ranks: copy the parts of all ranks into `parts`, in the order of the ranks.
 
-        All of one length, in any dtype: they travel as bytes, as gloo has no bf16.
+        All parts have one length and any dtype: they travel as bytes, because gloo has no bf16.
         """
         whole, part = parts.view(torch.uint8), mine.view(torch.uint8)
         self.wait(td.all_gather_into_tensor(whole, part, async_op=True))
@@ -161,15 +161,15 @@ class World:
 
     @torch.no_grad()
     def broadcast(self, tensors: Collection[torch.Tensor], source: int) -> None:
-        """All ranks: the values of the rank `source`, in place."""
+        """All ranks: copy the values of the rank `source`, in place."""
         self._move(tensors, lambda flat: td.broadcast(flat, src=source, async_op=True))
 
     @torch.no_grad()
     def send(self, tensors: Collection[torch.Tensor], source: int, to: int) -> None:
-        """All ranks: the values of the rank `source` to the rank `to` alone, in place.
+        """All ranks: copy the values of the rank `source` to the rank `to` only, in place.
 
-        As an all-to-all of which all other parts are empty: half a gigabyte takes 0.4 s so, and
-        1.9 s by a broadcast (four ranks on two busy cores).
+        It is an all-to-all whose other parts are empty: half a gigabyte takes 0.4 s, and 1.9 s by a
+        broadcast (four ranks on two busy cores).
         """
 
         def move(flat: torch.Tensor) -> Any:
@@ -185,12 +185,12 @@ class World:
         self._move(tensors, move)
 
     def _move(self, tensors: Collection[torch.Tensor], move: Callable[[torch.Tensor], Any]) -> None:
-        """Small tensors travel as one: each `move` costs a round trip.
+        """Move the tensors; small ones travel as one, because each `move` costs a round trip.
 
-        208 tensors of 16 MB, four ranks on one machine: 0.2 s one by one, 0.03 s so. A copy of
-        large ones costs more.
+        208 tensors of 16 MB, four ranks on one machine: 0.2 s one by one, 0.03 s as one. For large
+        tensors the copy costs more.
         """
-        # by item size, so that each begins where a view of its dtype may
+        # by item size, so that each tensor is aligned for a view of its dtype
         small = sorted((t for t in tensors if t.nbytes < _SMALL_BYTES), key=lambda t: -t.itemsize)
         flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in small])
         self.wait(move(flat))
@@ -204,23 +204,23 @@ class World:
     def gather(self, value: Any) -> list[Any]:
         """All ranks: every rank's small value, by rank; as JSON, so tuples come out as lists.
 
-        Raises BadMessage where a rank has sent something else.
+        Raises BadMessage where a rank has sent no JSON.
         """
         return values.gather(value, self.names, self.device, self.wait)
 
     def broadcast_value(self, value: Any, source: int) -> Any:
-        """All ranks: the small value that the rank `source` has; as JSON, as with `gather`."""
+        """All ranks: the small value of the rank `source`; as JSON, like `gather`."""
         return values.broadcast(value, source, self.names, self.device, self.wait)
 
     def leave_together(self) -> None:
-        """All ranks: wait until every rank has come out of its last collective.
+        """All ranks: wait until every rank has left its last collective.
 
-        gloo may never wake a rank whose peer closes its connections while it still sends. So the
-        last word is posted, in a static world with rank 0: it is the last to go.
+        gloo may never wake a rank whose peer closes its connections during a send. So each rank
+        posts its end, in a static world with rank 0, which leaves last.
         """
         self.all_reduce(torch.zeros(1))
         end = time.monotonic() + PART_S
-        # at its end rank 0 has seen all, and has left
+        # rank 0 has seen all posts, and has left
         with contextlib.suppress(td.DistError):
             self.post("parted", self._formed)
             while not self._all_parted() and time.monotonic() < end:
@@ -238,10 +238,10 @@ class World:
     def from_rank_0(self, work: Callable[[Tell], Any]) -> Any:
         """All ranks: the small result of `work`, done on rank 0 only; all ranks raise its error.
 
-        Storage is read by one process, and all ranks take the same decision or none. `work` takes a
-        function that it tells how far it is: the others wait for as long as that changes, and give
-        up when it has stood still for FIRST_TIMEOUT_S. The result travels as JSON. Raises the
-        GptddpError that `work` has raised, on all ranks; LostPeer where rank 0 is lost or silent.
+        One process reads the storage, and all ranks take the same decision or none. `work` takes a
+        function to report its progress: the others wait while the reports change, and give up after
+        FIRST_TIMEOUT_S without a change. The result travels as JSON. Raises the GptddpError of
+        `work`, on all ranks; LostPeer where rank 0 is lost or silent.
         """
         call = f"{self._formed} {next(self._calls)}"
         box: Any = None
@@ -254,7 +254,7 @@ class World:
                 try:
                     box = ["ok", work(teller(post, self.world_size == 1))]
                 except errors.GptddpError as error:
-                    # the nearest class that is made of its message alone
+                    # the nearest class whose only argument is the message
                     kind = next(c for c in type(error).__mro__ if "__init__" not in vars(c))
                     box = [kind.__name__, str(error)]
         else:
@@ -272,7 +272,7 @@ class World:
         return self._opened(self.broadcast_value(box, source=0))
 
     def _opened(self, box: Any) -> Any:
-        """The value that rank 0 has sent, or its error raised."""
+        """The value from rank 0; raises the error from rank 0."""
         kind, value = box if isinstance(box, list) and len(box) == 2 else (None, None)
         if kind == "ok":
             return value
@@ -285,7 +285,7 @@ class World:
         raise shared
 
     def set_timeout(self, seconds: float) -> None:
-        """How long a collective waits for a silent peer before it fails: a minute at least."""
+        """Set how long a collective waits for a silent peer before it fails: a minute at least."""
         seconds = max(TIMEOUT_S, seconds)
         pulse.allow(seconds)
         if self.group:
@@ -295,7 +295,7 @@ class World:
 
     @property
     def names(self) -> list[str]:
-        """Every rank as a message says it, by rank."""
+        """The ranks' names for messages, by rank."""
         return [f"rank {i} ({pod})" if pod else f"rank {i}" for i, pod in enumerate(self.pods)]
 
 
@@ -334,7 +334,7 @@ def connect(device: str | None) -> Iterator[World]:
     try:
         yield world
     finally:
-        # Its destructor joins gloo's threads without letting go of the GIL (torch 2.15). One that
-        # still needs it, to drop the tensor of the last collective, would never end, nor would we.
+        # Its destructor joins gloo's threads with the GIL held (torch 2.15). A thread that still
+        # needs the GIL, to free the tensor of the last collective, would block this one for ever.
         _kept[:] = [td.group.WORLD, world.group]
         td.destroy_process_group()

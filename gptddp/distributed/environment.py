@@ -1,4 +1,4 @@
-"""What torchrun, Slurm and the manifest say of this process, in environment variables."""
+"""The facts of this process in the environment variables of torchrun, Slurm and the manifest."""
 
 import contextlib
 import os
@@ -9,20 +9,20 @@ from typing import NamedTuple
 
 from gptddp import errors
 
-# Set by our launcher:
-CODE = "GPTDDP_CODE"  # it has laid own code over the image's package
-LOCAL = "GPTDDP_LOCAL"  # `1/2`: its worker's local rank, and the workers of the pod
-STARTS = "starts"  # a file beside the verdict, a byte longer at every start of the worker
+# Set by gptddp's launcher:
+CODE = "GPTDDP_CODE"  # the hash of own code laid over the image's package
+LOCAL = "GPTDDP_LOCAL"  # `1/2`: local rank of its worker, and number of workers in the pod
+STARTS = "starts"  # a file beside the verdict: one byte for each start of the worker
 RESOLV_CONF = Path("/etc/resolv.conf")
 
 
 def is_launched() -> bool:
-    """Did torchrun or Slurm start this process, beside others?"""
+    """Did torchrun or Slurm start this process?"""
     return "RANK" in os.environ or "SLURM_PROCID" in os.environ
 
 
 class Ranks(NamedTuple):
-    """This process among all of the job, and among those of its pod."""
+    """The place of this process in the job, and in its pod."""
 
     rank: int
     local_rank: int
@@ -31,7 +31,7 @@ class Ranks(NamedTuple):
 
 
 def ranks() -> Ranks:
-    """Torchrun's, Slurm's, or those of one process alone. Raises ConfigError for a broken set.
+    """From torchrun, Slurm, or for a single process. Raises ConfigError for a broken set.
 
     `srun` sets no RANK, so its own variables are mapped; MASTER_ADDR and MASTER_PORT must then be
     exported by the job script.
@@ -54,15 +54,15 @@ def ranks() -> Ranks:
 
 
 def is_slurm_rank() -> bool:
-    """Is this process a rank because it is a task of `srun`?"""
+    """Is this process a task of `srun`, and thereby a rank?"""
     env = os.environ
     return "SLURM_PROCID" in env and "MASTER_ADDR" in env and "RANK" not in env
 
 
 def _slurm_tasks_here(local_rank: int) -> int:
-    """The tasks on this node: of the step, whose list has a number for each node, or of the job.
+    """The tasks on this node: of the step, by its list with a number for each node, or of the job.
 
-    SLURM_NTASKS_PER_NODE is only there where somebody has given --ntasks-per-node.
+    SLURM_NTASKS_PER_NODE exists only with --ntasks-per-node.
     """
     env = os.environ
     for key in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
@@ -76,15 +76,15 @@ def _slurm_tasks_here(local_rank: int) -> int:
 
 
 def cpu_sharers(local_world_size: int) -> int:
-    """How many ranks share the CPUs of this one: all of the node, but where Slurm binds tasks."""
+    """The number of ranks on this rank's CPUs: all of the node, unless Slurm binds tasks."""
     masks = os.environ.get("SLURM_CPU_BIND_LIST", "").split(",") if is_slurm_rank() else [""]
     return max(1, local_world_size // len(set(masks)))
 
 
 def has_own_gpus() -> bool:
-    """Does Slurm show this task GPUs that it shows no other task? Then their numbers begin at 0.
+    """Does Slurm give this task GPUs that no other task sees? Then their numbers begin at 0.
 
-    So with --gpus-per-task, --ntasks-per-gpu=1 and some ways to bind, unless --gpu-bind=none.
+    It does with --gpus-per-task, --ntasks-per-gpu=1 and some bindings, unless --gpu-bind=none.
     """
     env = os.environ
     return is_slurm_rank() and (
@@ -96,10 +96,10 @@ def has_own_gpus() -> bool:
 
 
 def job() -> str | None:
-    """The name of the job, the same in all its pods and lives, for messages and for who waits.
+    """The name of the job, equal in all its pods and lives, for messages and waiting processes.
 
-    Two jobs may have one name: of one manifest in two clusters, say. So it proves nothing. A
-    rendezvous id alone is none: people copy it.
+    Two jobs may have one name, for example of one manifest in two clusters. So it proves nothing. A
+    rendezvous id alone is no name: people copy it.
     """
     if step := slurm_step():
         return step
@@ -109,7 +109,7 @@ def job() -> str | None:
 
 
 def slurm_step() -> str | None:
-    """The Slurm step whose tasks are the ranks, or None. A shell in a step is none."""
+    """The Slurm step whose tasks are the ranks; None also for a shell in a step."""
     env = os.environ
     if not is_slurm_rank():
         return None
@@ -118,19 +118,19 @@ def slurm_step() -> str | None:
 
 
 def slurm_life() -> str | None:
-    """The id of this life of the step: a requeued job has the numbers of its job and step again.
+    """The id of this life of the step: a requeued job keeps its job and step numbers.
 
-    So the next start does not follow this one: a node that Slurm has lost may still run it.
+    So a later start is distinct from this one, which a node lost by Slurm may still run.
     """
     step = slurm_step()
     return step and f"{step} start {int(os.environ.get('SLURM_RESTART_COUNT') or 0)}"
 
 
 def slurm_cpus(local_world_size: int) -> int | None:
-    """The CPUs that Slurm gives this rank, by --cpus-per-task; None where that is not set.
+    """The CPUs that Slurm gives this rank, by --cpus-per-task; None without that option.
 
     Without cgroups and binding its processes may run on all CPUs of the node, beside other jobs.
-    Workers of a launcher share those of its task.
+    The workers of a launcher share the CPUs of its task.
     """
     count = os.environ.get("SLURM_CPUS_PER_TASK", "")
     if "SLURM_PROCID" not in os.environ or not count.isdigit():
@@ -139,7 +139,7 @@ def slurm_cpus(local_world_size: int) -> int | None:
 
 
 def _namespace() -> str:
-    """The namespace of this pod, by the first domain that its names are looked up in; or ""."""
+    """The namespace of this pod, by the first search domain of its resolver; or ""."""
     try:
         found = re.search(r"^search\s+([a-z0-9-]+)\.svc\.", RESOLV_CONF.read_text(), re.MULTILINE)
     except (OSError, ValueError):
@@ -148,7 +148,7 @@ def _namespace() -> str:
 
 
 def grace_s() -> float | None:
-    """GPTDDP_GRACE_S: seconds from SIGTERM to SIGKILL; None where it is not set."""
+    """GPTDDP_GRACE_S: seconds from SIGTERM to SIGKILL; None if it is not set."""
     text = os.environ.get("GPTDDP_GRACE_S", "")
     return float(text) if text.isdigit() else None
 
@@ -162,28 +162,28 @@ def restarts() -> int:
 
 
 def nodes() -> tuple[int, int] | None:
-    """PET_NNODES, MIN:MAX: the pods that are enough, and those that the job asks for."""
+    """PET_NNODES, MIN:MAX: the fewest pods, and the pods that the job asks for."""
     least, _, most = os.environ.get("PET_NNODES", "").partition(":")
     return (int(least), int(most or least)) if least.isdigit() and (most or "0").isdigit() else None
 
 
 def verdict() -> Path | None:
-    """Where our launcher looks for a final error of its workers; the folder is the pod's own."""
+    """The file for a worker's final error, read by the launcher; the folder is the pod's own."""
     return Path(os.environ["GPTDDP_VERDICT"]) if os.environ.get("GPTDDP_VERDICT") else None
 
 
 def code() -> str | None:
-    """The hash of the own code that this process runs; None where it is what is installed."""
+    """The hash of the own code that this process runs; None for the installed code."""
     return os.environ.get(CODE) or None
 
 
 def members() -> Path | None:
-    """The Unix socket of our launcher, which knows the other workers; None without one."""
+    """The Unix socket of the launcher, which knows the other workers; None without a launcher."""
     return Path(os.environ["GPTDDP_MEMBERS"]) if os.environ.get("GPTDDP_MEMBERS") else None
 
 
 def pod_name() -> str:
-    """The name of the pod, or "" where this process is in none."""
+    """The name of the pod, or "" outside a pod."""
     return os.environ.get("POD_NAME", "")
 
 

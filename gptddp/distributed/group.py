@@ -1,10 +1,10 @@
-"""The process group of a world whose members come and go: made once, formed anew for each view.
+"""The process group of a world whose members change: made once, and formed again for each view.
 
-torch's `_reconfigure` gives a group other members in the same process. What gloo needs to connect
-them, an address of each, goes by the members' posts: no process hosts a store for the others.
+torch's `_reconfigure` gives a group other members in the same process. gloo needs the addresses of
+all members: they travel in the members' posts, so no process hosts a store for the others.
 
-Nothing of torch frees a rank from a collective whose peer is lost and not next to it: it waits for
-the whole time limit. So the thread that hears of the loss shuts gloo's connections down (`cut`).
+In a collective with a lost peer that is not its neighbour, a rank waits for the whole time limit:
+torch cannot interrupt it. So the thread that learns of a loss shuts gloo's connections (`cut`).
 """
 
 import base64
@@ -30,10 +30,10 @@ from gptddp.distributed.process import stat
 from gptddp.errors import Broken, LifeLost
 
 _CONNECT_S = 0.6  # to connect; gloo waits five times as long for others to connect to it
-FREE_S = 2.0  # for the main thread to come out of a collective that is cut
-_SLICE_S = 0.05  # of a wait; a collective is forgotten if gloo stands still for that long
+FREE_S = 2.0  # for the main thread to leave a collective that is cut
+_SLICE_S = 0.05  # of a wait; if gloo stands still for that long, the collective is given up
 _WORKERS = "pt_gloo_runloop"  # torch's name for the threads of gloo that do collectives
-_BEAT_S = 1.0  # between two beats of the pulse while others are waited for
+_BEAT_S = 1.0  # between two beats of the pulse in a wait for others
 _HANDLE = "handle"  # key of a post
 
 
@@ -42,15 +42,15 @@ class Group:
 
     def __init__(self, members: Members, device: torch.device, timeout_s: float) -> None:
         self.members, self._device = members, device
-        self.view: View | None = None  # that it was last formed for, or tried to be
-        self._cut_at = 0.0  # monotonic; 0: it is not since the last `form`
-        self._cutting = threading.Lock()  # no cut of one world meets the next
-        self._others: set[int] = set()  # sockets, by inode, that are not gloo's
-        self._ours: set[int] | None = None  # gloo's; None while it connects: all that are new
+        self.view: View | None = None  # of the last `form`, also of a failed one
+        self._cut_at = 0.0  # monotonic; 0: not cut since the last `form`
+        self._cutting = threading.Lock()  # a cut of one world must not hit the next
+        self._others: set[int] = set()  # inodes of sockets that are not gloo's
+        self._ours: set[int] | None = None  # gloo's; None while it connects: all new ones
         self._store = _Posted(self)  # the process group does not keep it alive
         self._timeout_s = timeout_s  # of a collective
-        self._forgotten: list[Any] = []  # collectives of the present process group
-        self._kept: list[tuple[Any, list[Any]]] = []  # groups that were given up, with theirs
+        self._forgotten: list[Any] = []  # given up; of the present process group
+        self._kept: list[tuple[Any, list[Any]]] = []  # given up groups, with theirs
         self._open()
         members.on_news = self._heard
 
@@ -65,7 +65,7 @@ class Group:
         td.set_timeout(timedelta(seconds=seconds))
 
     def alone(self) -> None:
-        """A world of this process alone, for all that a joiner does before it is let in."""
+        """A world of this process alone, for the work of a joining rank before it is admitted."""
         with self._cutting:
             self.view, self._cut_at = None, 0.0
         if self._forgotten:
@@ -74,14 +74,14 @@ class Group:
         self._reconfigure(int.from_bytes(os.urandom(7)), [torch_private.group_handle()])
 
     def form(self, view: View) -> None:
-        """A world of the view's members, as soon as all of them have arrived here.
+        """Form the world of the view's members, as soon as all of them have arrived here.
 
-        Raises Broken where that fails: another view follows (`Members.is_over`), or has to be asked
-        for (`Members.broken`).
+        Raises Broken where that fails: another view follows (`Members.is_over`), or must be
+        requested (`Members.broken`).
         """
         if self._forgotten:
             self._renew()
-        with self._cutting:  # from now on, what is cut is this world
+        with self._cutting:  # from now on, a cut is for this world
             self._others, self._ours = set(_sockets().values()), None
             self.view, self._cut_at = view, 0.0
         self.wait_for(lambda: set(view.ids) <= set(self.members.posts(_HANDLE)))
@@ -95,19 +95,19 @@ class Group:
             if isinstance(error, Broken):
                 raise
             line = str(error).splitlines()[0]
-            raise Broken(self._why() or f"not all can be connected: {line}") from error
+            raise Broken(self._why() or f"not all members can be connected: {line}") from error
         self._ours = set(_sockets().values()) - self._others
         if self.is_broken:
             self.cut()
             raise Broken(self._why())
 
     def wait(self, work: Any) -> None:
-        """Until a collective of the main thread is over. Raises what it raises, or Broken.
+        """Wait until a collective of the main thread is over. Raises its error, or Broken.
 
-        gloo forgets what is half sent or half received when its connection closes: 1 MB sums back
-        to back are cut so in one process of 8 to 16. A thread of gloo then sleeps until the time
-        limit, and fails. It writes nothing more into the tensors, as it sleeps and no connection is
-        left that could wake it but to fail. So this thread goes on without it.
+        gloo forgets half sent and half received data when its connection closes: a cut between 1 MB
+        sums does this in one process of 8 to 16. A thread of gloo then sleeps until the time limit,
+        and fails. It writes no more into the tensors, because it sleeps and no connection remains
+        to wake it. So this thread gives the collective up, and continues.
         """
         stand = ""
         while self._device.type == "cpu" and not work.is_completed():
@@ -115,12 +115,12 @@ class Group:
             if self._forgotten or (stand and stand == before):
                 self._forgotten.append(work)
                 raise Broken(self._why())
-            with contextlib.suppress(RuntimeError):  # the time limit of this call alone, mostly
+            with contextlib.suppress(RuntimeError):  # mostly the time limit of this call only
                 work.wait(timedelta(seconds=_SLICE_S))
         work.wait()
 
     def _standstill(self) -> str:
-        """Where gloo's threads sleep and have no connection left, the CPU time they have used."""
+        """The CPU time of gloo's threads, if all sleep and have no connection any more; else ""."""
         if not self._cut_at or self._ours is None or self._ours & set(_sockets().values()):
             return ""
         used = []
@@ -131,9 +131,9 @@ class Group:
         return ", ".join(used) if all(used) else ""
 
     def _renew(self) -> None:
-        """Another process group, as a thread of this one sleeps, or both.
+        """Make another process group, because one or both threads of this one sleep.
 
-        It is kept until that ends: its destructor waits for its threads.
+        The old group is kept until its collectives end: its destructor waits for its threads.
         """
         self._kept = [it for it in self._kept if not all(work.is_completed() for work in it[1])]
         self._kept.append((td.group.WORLD, self._forgotten))
@@ -147,9 +147,9 @@ class Group:
         return self.view is not None and self.members.is_over(self.view)
 
     def cut(self) -> None:
-        """Any thread: break the collective that the main thread is in, and that of its neighbours.
+        """Any thread: break the collective of the main thread, and that of its neighbours.
 
-        A listener that is shut down ends the process, so only what has a peer is.
+        Only sockets with a peer are shut down: shutting down a listener would end the process.
         """
         for fd, inode in _sockets().items():
             if inode in self._others if self._ours is None else inode not in self._ours:
@@ -160,7 +160,7 @@ class Group:
                     ours.shutdown(socket.SHUT_RDWR)
 
     def _heard(self) -> None:
-        """In the thread that reads what the launcher says."""
+        """In the thread that reads the launcher's messages: cut a world that is over."""
         with self._cutting:
             if self._cut_at or not self.is_broken:
                 return
@@ -169,9 +169,9 @@ class Group:
         threading.Thread(target=self._leave, args=(cut_at,), daemon=True).start()
 
     def _leave(self, cut_at: float) -> None:
-        """End the process if its main thread does not come out of the collective that was cut.
+        """End the process if its main thread does not leave the collective that was cut.
 
-        It comes back as another member.
+        The launcher starts it again, as a new member.
         """
         if self._device.type == "cuda":
             td.group.WORLD.abort()  # type: ignore[union-attr]
@@ -180,18 +180,18 @@ class Group:
             time.sleep(FREE_S / 10)
             with self._cutting:
                 if self._cut_at == cut_at:
-                    self.cut()  # what it has connected since
+                    self.cut()  # connections made since
             before, cpu = cpu, _asleep(os.getpid())
             waits = self._ours is not None and pulse.in_collective(pulse.main_frames())
             if not waits or not cpu or cpu != before:  # while it forms, gloo has a limit
                 since = time.monotonic()
             if time.monotonic() - since > FREE_S and self._cut_at == cut_at:
                 what = f"[rank {ranks().rank}] a broken collective does not let go of this process"
-                print(f"{what}: it ends, and another comes back", file=sys.stderr, flush=True)
+                print(f"{what}: it ends, and a new worker replaces it", file=sys.stderr, flush=True)
                 os._exit(LifeLost.exit_code)
 
     def wait_for(self, there: Callable[[], bool]) -> None:
-        """Without a limit: a member may be in the middle of a long step. Raises Broken."""
+        """Wait without a limit: a member may be in a long step. Raises Broken."""
         while not self.members.wait_for(lambda: self.is_broken or there(), _BEAT_S):
             pulse.beat()
         if self.is_broken:
@@ -208,14 +208,14 @@ class Group:
 
 
 class _Posted(td.Store):  # type: ignore[name-defined,misc]
-    """What gloo uses of torch's key-value store, by the members' posts."""
+    """The part of torch's key-value store that gloo uses, by the members' posts."""
 
     def __init__(self, group: Group) -> None:
         super().__init__()
         self._group = group
 
     def set(self, key: str, value: bytes) -> None:
-        """Leave a value for the others. With the first, this process has arrived."""
+        """Post a value for the others. With the first value, this process has arrived."""
         members, view = self._group.members, self._group.view
         number = view.number if view else 0
         of, values = members.posts(AT).get(members.me, [0, {}])
@@ -223,7 +223,7 @@ class _Posted(td.Store):  # type: ignore[name-defined,misc]
         members.post(AT, [number, {**kept, key: base64.b64encode(value).decode()}])
 
     def get(self, key: str) -> bytes:
-        """What one of the processes has left, once all have arrived. Raises Broken."""
+        """The value that a process has posted, once all have arrived. Raises Broken."""
         members, view = self._group.members, self._group.view
         number, ids = (view.number, view.ids) if view else (0, [members.me])
 
@@ -242,7 +242,7 @@ class _Posted(td.Store):  # type: ignore[name-defined,misc]
             self.get(key)
 
     def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
-        """Of rank 0 alone, to find that a number is used twice: ours never is."""
+        """Used by rank 0 to find a number that is used twice, which never happens here."""
         return value
 
 
@@ -258,7 +258,7 @@ def _sockets() -> dict[int, int]:
 
 
 def _asleep(task: int | str) -> str:
-    """The CPU time that this thread has used, where it sleeps now; else ""."""
+    """The CPU time of this thread, if it sleeps now; else ""."""
     fields = stat(f"self/task/{task}")
     return " ".join(fields[11:13]) if fields[:1] == ["S"] else ""
 

@@ -1,4 +1,4 @@
-"""What this machine can do."""
+"""The abilities of this machine: CPUs, GPUs, numerics, memory."""
 
 import contextlib
 import math
@@ -20,7 +20,7 @@ from gptddp.errors import ConfigError
 def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """CPUs that this process may use: its affinity, cut to the cgroup's quota (v2 or v1).
 
-    torch counts the host's cores, which throttles a pod that is given two of sixty-four.
+    torch counts the host's cores, which throttles a pod with two cores of sixty-four.
     """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
@@ -35,7 +35,7 @@ def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def gpu_of(local_rank: int) -> int:
-    """The number of this rank's GPU among those that it sees; a ConfigError where it has none."""
+    """The number of this rank's GPU among those that it sees; ConfigError if it has no GPU."""
     count = torch.cuda.device_count()
     if local_rank < count:
         return local_rank
@@ -56,20 +56,20 @@ def device_of(wanted: str | None, local_rank: int) -> torch.device:
     return device
 
 
-# What a run is computed with where nothing is given, by what the processor has. The fastest of
-# those measured, for `tiny`, in tokens a second (torch 2.13): of two cores, and of one of AMD's.
+# Default numerics by the features of the processor: the fastest of the measured ones, for `tiny`,
+# in tokens a second (torch 2.13), on two cores, and on one core of AMD's.
 #                                  bf16 onednn   bf16 mkl   fp32 onednn   fp32 mkl
 #   AMX                            42.2 k                   31.0 k        24.2 k
 #   AVX512-BF16, no AMX            10.3 k                    9.6 k        15.7 k
 #   AVX512-BF16 of AMD (Zen 5)     13.5 k        15.5 k     11.3 k         8.4 k
 #   AVX512-BF16 of AMD (Zen 4)      7.4 k         8.5 k      6.0 k         6.3 k
-# These are with attention by torch's kernel. Blocks are where they were measured (bf16 with MKL on
+# These are with torch's attention kernel. Blocks are used where they were measured (bf16, MKL on
 # Zen 5: a step 1.22 times as fast).
 _WITH_AMX = {"precision": "bf16", "matmul": "onednn", "attention": "fused"}
 _AMD = {"precision": "bf16", "matmul": "mkl", "attention": "blocks"}
 _WITHOUT = {"precision": "fp32", "matmul": "mkl", "attention": "fused"}
 
-# Variables by which a user has these libraries compute in another way.
+# Variables that make these libraries compute in another way.
 _SWITCHES = (
     *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
     *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
@@ -77,12 +77,12 @@ _SWITCHES = (
 
 _OPENMP = ("OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS")
 
-# What torch calls the library that multiplies fp32 matrices. On a GPU only tf32 differs.
+# torch's names for the libraries that multiply fp32 matrices. On a GPU only tf32 differs.
 _MATMUL = {"mkl": "highest", "onednn": "medium", "tf32": "high"}
 
 
 def cpu_info() -> dict[str, str]:
-    """What Linux says of the first processor: "vendor_id", "model name", "flags" and more."""
+    """Linux's facts of the first processor: "vendor_id", "model name", "flags" and more."""
     with contextlib.suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
         fields = (line.partition(":") for line in first.splitlines())
@@ -91,9 +91,9 @@ def cpu_info() -> dict[str, str]:
 
 
 def machine(device: torch.device | None) -> str:
-    """What decides the bits beside the run's own fields: this processor, and the libraries.
+    """The facts that decide the bits beside the run's fields: this processor, and the libraries.
 
-    Also the variables that have those compute in another way, where some are set.
+    Also the variables that make those compute in another way, if set.
     """
     kind = cpu_info().get("model name", platform.machine())
     if device is not None and device.type == "cuda":
@@ -104,7 +104,7 @@ def machine(device: torch.device | None) -> str:
 
 
 def numerics(device: torch.device) -> dict[str, Any]:
-    """`precision`, `matmul`, `attention` and `threads` of a run that begins on this machine."""
+    """`precision`, `matmul`, `attention` and `threads` for a new run on this machine."""
     if device.type == "cuda":
         fast = torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere or newer
         found = {"precision": "bf16" if fast else "fp32", "matmul": "tf32", "attention": "fused"}
@@ -116,8 +116,8 @@ def numerics(device: torch.device) -> dict[str, Any]:
     return {**found, "threads": torch.get_num_threads()}
 
 
-# FLOP/s of products in bf16 with sums in fp32, without sparsity, by a part of the name that torch
-# has for a GPU: NVIDIA's data sheets.
+# FLOP/s of products in bf16 with sums in fp32, without sparsity, by a part of torch's name for a
+# GPU, from NVIDIA's data sheets.
 _PEAKS = {
     "A100": 312e12,
     "H100 80GB HBM3": 989.5e12,
@@ -127,22 +127,22 @@ _PEAKS = {
 
 
 def peak_flops(gpu: str, c: Config) -> float | None:
-    """What a GPU of this name can compute at most in the run's precision; None: not known."""
+    """The peak FLOP/s of a GPU of this name in the run's precision; None: unknown."""
     found = [peak for name, peak in _PEAKS.items() if name in gpu and c.precision == "bf16"]
     return found[0] if found else None
 
 
 class PeakMemory:
-    """The most memory that this process has held, since `reset`, by kind."""
+    """The peak memory of this process since `reset`, by kind."""
 
     def __init__(self, device: torch.device | None) -> None:
         self._cuda = device if device and device.type == "cuda" else None
         self.kinds = ("allocated", "reserved") if self._cuda else ("resident",)
-        self.most = 0  # of the first kind, of which resets take nothing away
+        self.most = 0  # bytes of the first kind; `reset` does not lower it
 
     def read(self) -> tuple[int, ...]:
-        """Bytes, of each of the `kinds`."""
-        if self._cuda is None:  # KiB; there is no reset of it
+        """Bytes of each of the `kinds`."""
+        if self._cuda is None:  # KiB; it cannot be reset
             found: tuple[int, ...] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,)
         else:
             allocated = torch.cuda.max_memory_allocated(self._cuda)
@@ -151,18 +151,18 @@ class PeakMemory:
         return found
 
     def reset(self) -> None:
-        """On a GPU: from now on anew."""
+        """On a GPU: measure from now on."""
         if self._cuda is not None:
             self.read()
             torch.cuda.reset_peak_memory_stats(self._cuda)
 
 
 def use(c: Config, device: torch.device) -> None:
-    """Compute as the run does: its threads, and its products of matrices, decide the bits.
+    """Set the run's threads and its library for products of matrices, which decide the bits.
 
-    Raises ConfigError where fp32 would not stay fp32: oneDNN may round to bf16 where it has AMX. In
-    a run of bf16 it may: what would be in fp32 beside it is little, and of the same machine. Also
-    where the environment has fewer threads than the run has.
+    Raises ConfigError where fp32 would not stay fp32: oneDNN may round to bf16 with AMX. In a run
+    of bf16 it may: little is in fp32 there, and on the same machine. Raises it also where the
+    environment has fewer threads than the run.
     """
     torch.set_num_threads(c.threads)
     if c.reduce == "exact" and (variable := _takes_threads(c.threads, os.environ)):
@@ -175,14 +175,14 @@ def use(c: Config, device: torch.device) -> None:
     if on_cpu and c.matmul == "onednn" and not mixed and not _keeps_fp32():
         raise ConfigError(
             "matmul is onednn, which multiplies fp32 matrices in bf16 on this processor: begin a "
-            "run with --matmul mkl, or go on with this one on the processor it was begun on"
+            "run with --matmul mkl, or continue this one on the kind of processor it began on"
         )
 
 
 def _takes_threads(threads: int, environment: Mapping[str, str]) -> str | None:
-    """The variable, with its value, for which OpenMP may give fewer threads than it is asked for.
+    """The variable, with its value, that lets OpenMP give fewer threads than requested.
 
-    It reads them as a process begins: set_num_threads does not change what they say.
+    OpenMP reads them at the start of a process: set_num_threads does not override them.
     """
     values = {name: environment.get(name, "").strip().lower() for name in _OPENMP}
     limit = values["OMP_THREAD_LIMIT"]
@@ -195,7 +195,7 @@ def _takes_threads(threads: int, environment: Mapping[str, str]) -> str | None:
 
 
 def _keeps_fp32() -> bool:
-    """Is a product of fp32 matrices of fp32 accuracy? Its error is 4e-7 there, in bf16 4e-3."""
+    """Has a product of fp32 matrices fp32 accuracy? Its error is then 4e-7, in bf16 4e-3."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(256, 256, generator=generator) for _ in range(2))
     exact = a.double() @ b.double()

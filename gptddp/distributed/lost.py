@@ -1,4 +1,4 @@
-"""A collective that has failed: for a lost peer or by a mistake of ours, and for which peer."""
+"""Failed collectives: by a lost peer or by an error of this code, and which peer is lost."""
 
 import contextlib
 import re
@@ -14,11 +14,11 @@ from gptddp.distributed.pulse import of_trainer, place
 from gptddp.distributed.torch_private import LOST_PEER
 from gptddp.errors import LostPeer
 
-ROLL_CALL_S = 2.0  # for all ranks that wait in a collective to come out of it
+ROLL_CALL_S = 2.0  # for all ranks in a collective to leave it
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Did a collective fail because another rank is gone or silent? Not this rank's own fault."""
+    """Did a collective fail because another rank is lost or silent, and not by an own error?"""
     if isinstance(error, td.DistError | LostPeer):
         return True
     text = str(error) if isinstance(error, RuntimeError) else ""
@@ -26,28 +26,28 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def said(error: BaseException) -> str:
-    """What torch says of it in its first line, without the place in its own sources.
+    """The first line of torch's message, without the place in torch's sources.
 
-    "[gloo/.../pair.cc:553] Connection closed by peer [...]:1234. This is ...", behind other words
-    where it comes out of a bucket's future.
+    "[gloo/.../pair.cc:553] Connection closed by peer [...]:1234. This is ...", after other words if
+    it comes from a bucket's future.
     """
     return re.sub(r"^.*\[\S+\.cc:\d+\] ", "", str(error).splitlines()[0]).split(". ")[0]
 
 
 def blame(error: BaseException, world: World, waited_s: float) -> str:
-    """Each rank whose collective has failed: what it says, or which peer was silent, and where.
+    """Each rank with a failed collective: the error, or the silent peers, and the place.
 
-    A mesh knows who was lost. In a static world, gloo and NCCL tell that a peer is silent, not
-    which: after a timeout all post that they are there. So do those whose connection was closed
-    `waited_s` after the last step, when a peer in an earlier collective has timed out. That takes
-    ROLL_CALL_S.
+    A mesh knows the lost member. In a static world, gloo and NCCL report a silent peer without its
+    rank: so after a timeout every living rank posts a sign of life. So does a rank whose connection
+    was closed when `waited_s` since the last step is almost the limit: a peer has timed out in an
+    earlier collective. That takes ROLL_CALL_S.
     """
     text = str(error).splitlines()[0]
     frames = traceback.extract_tb(error.__traceback__)[::-1]
     where = place(of_trainer(frames) or frames[0])
     timeout = re.search(r"(\d+) ?(ms\b|milliseconds)", text)
     if world.is_static:
-        with contextlib.suppress(td.DistError):  # a store that is gone cannot tell either
+        with contextlib.suppress(td.DistError):  # the store may be lost, too
             world.post("here", True)
     if not world.is_static or (timeout is None and waited_s < 0.9 * connect.TIMEOUT_S):
         return f"{said(error)} in {where}"
@@ -59,7 +59,7 @@ def blame(error: BaseException, world: World, waited_s: float) -> str:
             here.update(world.posted("here"))
 
     listener = threading.Thread(target=listen, daemon=True)
-    listener.start()  # a thread, as nothing limits torch's waiting for a store that is stopped
+    listener.start()  # a thread: torch waits without limit for a stopped store
     listener.join(ROLL_CALL_S + 0.5)
     silent = [r for r in range(world.world_size) if r not in here] if world.rank in here else [0]
     if world.rank == 0:  # others may have begun later, and ask the store

@@ -1,8 +1,8 @@
-"""The other workers of the job, as this process's launcher tells of them over its Unix socket.
+"""The other workers of the job, as this process's launcher reports them over its Unix socket.
 
-The launchers agree on who is in the world (launch/mesh.py): a *view*, with a number and the members
-by rank. This is the worker's end of that. A thread reads what the launcher says at any time, so
-that a loss breaks the collective that the main thread is in.
+The launchers agree on the world (launch/mesh.py): a *view*, with a number and the members by rank.
+This is the worker's side. A thread reads the launcher's messages at any time, so that a loss breaks
+the collective of the main thread.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from gptddp.errors import LifeLost, LostPeer, visible
 
-SILENT_S = 4.0  # of the listener's own running time, until an agent is taken for lost
-ATTACH_S = 30.0  # for the launcher's first words
-# why a member leaves in good order, behind a collective by which the others know it
+SILENT_S = 4.0  # of the listener's own running time, until an agent counts as lost
+ATTACH_S = 30.0  # for the launcher's first message
+# reasons of an orderly leave, after a collective by which the others know it
 TOLD, AT_END = IN_ORDER = "told to stop", "the run has come to its end"
-# A member that has left so, or is at the next view, may have been in the last collective of this
-# one: then the others come through it too, and gloo does not like to be cut off in its end.
+# A member that has left so, or is at the next view, may have completed the last collective of this
+# view. Then the others complete it too, and gloo must not be cut at its end.
 ARRIVED_S = 1.0
 AT = "at"  # key of a post: [number of the view at which its member has arrived, ...]
 
@@ -36,22 +36,22 @@ class Member(NamedTuple):
     """A worker process in the mesh."""
 
     id: str
-    pod: str  # the name of its pod, "" where it is in none
+    pod: str  # the name of its pod, "" outside a pod
 
 
 class Gone(NamedTuple):
-    """A member of a view before that is not in this one."""
+    """A member of an earlier view that is not in this one."""
 
     id: str
     pod: str
-    how: str  # it was lost, or why it left
+    how: str  # how it was lost, or why it left
 
 
 class View(NamedTuple):
-    """Who is in the world, by rank."""
+    """The members of the world, by rank."""
 
     number: int
-    by: str  # "first", "quorum" or "lease": what let it be
+    by: str  # "first", "quorum" or "lease": the ground of its commit
     members: tuple[Member, ...]
     gone: tuple[Gone, ...]
 
@@ -62,20 +62,20 @@ class View(NamedTuple):
 
 
 class LeaseAsked(NamedTuple):
-    """The launcher asks for the run's lease before it commits a view: to be answered."""
+    """The launcher asks for the run's lease before it commits a view; answer it."""
 
     number: int
     how: str  # "tie" or "minority"
 
 
 class Out(NamedTuple):
-    """The others go on without this process: it may come back by `rejoin`."""
+    """The others continue without this process; `rejoin` makes it a new member."""
 
     number: int
 
 
 class Members:
-    """The launcher's word, from the first attach to the end of the process.
+    """The connection to the launcher, from the first attach to the end of the process.
 
     `on_news` is called in the reading thread after each of its messages.
     """
@@ -85,7 +85,7 @@ class Members:
         self.on_news: Callable[[], None] = lambda: None
         self._pod = pod
         self._changed = threading.Condition(threading.RLock())
-        self._looks_again = False  # a thread does, soon
+        self._looks_again = False  # a thread will, soon
         self._sending = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -97,76 +97,76 @@ class Members:
         self.rejoin()
 
     def rejoin(self) -> None:
-        """As a new member, with an id of its own and no posts; its status is "starting".
+        """Become a new member, with a new id and no posts; its status is "starting".
 
         Raises LostPeer where the launcher does not answer.
         """
         with self._changed:
             self.me = uuid.uuid4().hex
             self.view: View | None = None
-            self.is_going = False  # there is a world to join
-            self.least, self.most = 0, 0  # members that are enough, and that the job asks for
+            self.is_going = False  # a world to join exists
+            self.least, self.most = 0, 0  # fewest members, and members that the job asks for
             self._posts: dict[str, dict[str, Any]] = {}
-            self._arrived: dict[str, float] = {}  # monotonic: when each did at its newest view
-            self._left: dict[str, float] = {}  # or left in good order
+            self._arrived: dict[str, float] = {}  # monotonic: arrival of each at its newest view
+            self._left: dict[str, float] = {}  # monotonic: orderly leave of each
             self._lost: set[str] = set()
             self._asked: LeaseAsked | None = None
             self._out: Out | None = None
         self._send({"attach": {"id": self.me, "pod": self._pod}})
         if not self.wait_for(lambda: self.least, ATTACH_S):
-            raise LostPeer(f"the launcher has said nothing for {ATTACH_S:g} s")
+            raise LostPeer(f"the launcher has sent nothing for {ATTACH_S:g} s")
 
-    # -- what this process says --------------------------------------------------------------------
+    # -- messages of this process ------------------------------------------------------------------
 
     def status(self, status: str) -> None:
-        """What this member can do: "fresh", "warm" or "going" (see launch/mesh.py)."""
+        """Report this member's status: "fresh", "warm" or "going" (see launch/mesh.py)."""
         self._send({"status": status})
 
     def post(self, key: str, value: Any) -> None:
-        """Have all members know this small value, here at once; it goes with this member."""
+        """Send a small value to all members, here at once; it lasts as long as this member."""
         with self._changed:
             self._posts.setdefault(self.me, {})[key] = value
             self._changed.notify_all()
         self._send({"post": [key, value]})
 
     def answer(self, asked: LeaseAsked) -> None:
-        """This process holds the run's lease now."""
+        """Report that this process holds the run's lease now."""
         with self._changed:
             if self._asked == asked:
                 self._asked = None
         self._send({"lease": asked.number})
 
     def broken(self, view: View) -> None:
-        """The group of this view has failed, and nobody is known to be lost: another is due."""
+        """Request another view: the group of this one has failed without a known loss."""
         self._send({"broken": view.number})
 
     def leave(self, why: str) -> None:
-        """The others go on without this process, which is about to end."""
+        """Leave the world: this process is about to end."""
         self._send({"leave": why})
 
-    # -- what it knows -----------------------------------------------------------------------------
+    # -- state of the members ----------------------------------------------------------------------
 
     def posts(self, key: str) -> dict[str, Any]:
-        """What the members have posted under this key, by their ids."""
+        """The members' values under this key, by their ids."""
         with self._changed:
             return {it: posts[key] for it, posts in self._posts.items() if key in posts}
 
     def lost_of(self, view: View) -> list[Member]:
-        """Members of this view that are known to be lost, before the next is agreed on."""
+        """Members of this view that are known to be lost, before the next view."""
         with self._changed:
             return [it for it in view.members if it.id in self._lost]
 
     def ended_of(self, view: View) -> set[str]:
-        """Ids of members of this view that are lost, or have left it in good order."""
+        """Ids of members of this view that are lost, or have left in order."""
         with self._changed:
             return {it for it in view.ids if it in self._lost or it in self._left}
 
     def is_over(self, view: View) -> bool:
-        """Can this view's collectives not end any more, so that they are to be broken?
+        """Must this view's collectives be broken, because they cannot end any more?
 
-        A member is lost, or not in the next view, or has arrived there or left in good order a
-        while ago; this process is out; or it is asked for the lease, which its main thread must be
-        free for.
+        True if a member is lost, not in the next view, or arrived there or left in order more than
+        ARRIVED_S ago; if this process is out; or if it is asked for the lease, for which its main
+        thread must be free.
         """
         with self._changed:
             newer = self.view if self.view and self.view.number > view.number else None
@@ -179,22 +179,22 @@ class Members:
             )
 
     def _has_gone_on(self, member: str, number: int) -> bool:
-        """Has it arrived at a later view, and that for a while?"""
+        """Has the member arrived at a later view, more than ARRIVED_S ago?"""
         late = time.monotonic() >= self._arrived.get(member, math.inf) + ARRIVED_S
         return late and self._posts.get(member, {}).get(AT, [0])[0] > number
 
     def _is_missed(self, member: str) -> bool:
-        """Of one that is in no view any more: has it not left in good order just now?"""
+        """Is this member, in no view any more, missed: not just left in order?"""
         return time.monotonic() >= self._left.get(member, -math.inf) + ARRIVED_S
 
     def has_news(self, view: View) -> bool:
-        """Is there a newer view, or will there be one soon?"""
+        """Does a newer view exist, or follow soon?"""
         with self._changed:
             newer = self.view is not None and self.view.number > view.number
             return newer or self.is_over(view)
 
     def next_view(self, after: int, limit_s: float) -> View | LeaseAsked | Out | None:
-        """A view newer than that, or what comes before it; None after `limit_s`."""
+        """A view after that number, or a message that comes before it; None after `limit_s`."""
 
         def found() -> View | LeaseAsked | Out | None:
             newer = self.view if self.view and self.view.number > after else None
@@ -203,7 +203,7 @@ class Members:
         return self.wait_for(found, limit_s)
 
     def wait_for(self, found: Callable[[], T], limit_s: float) -> T:
-        """What `found()` returns as soon as it is true, or what it is then."""
+        """The value of `found()` as soon as it is true, or after `limit_s`."""
         with self._changed:
             return self._changed.wait_for(found, limit_s)
 
@@ -211,12 +211,12 @@ class Members:
 
     def _send(self, message: dict[str, Any]) -> None:
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-        # a launcher that is gone is noticed by the reading thread
+        # the reading thread notices the loss of the launcher
         with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(line)
 
     def _read(self) -> None:
-        what = "is gone"
+        what = "has ended"
         try:
             with self._socket, self._socket.makefile("rb") as lines:
                 for line in lines:
@@ -224,8 +224,8 @@ class Members:
                         self._take(json.loads(line))
                         self._changed.notify_all()
                     self.on_news()
-        except Exception as error:  # whatever it is: without this thread the process would hang
-            what = f"cannot be understood: {error!r}"
+        except Exception as error:  # any error: without this thread the process would hang
+            what = f"has sent a message that cannot be read: {error!r}"
         print(f"the launcher of this process {visible(what)}", file=sys.stderr, flush=True)
         os._exit(LifeLost.exit_code)
 
@@ -235,7 +235,7 @@ class Members:
         if kind == "settings":
             self.least, self.most = about["least"], about["most"]
         elif not self.least:
-            pass  # said to the member that this process was before
+            pass  # for the member that this process was before
         elif kind == "view":
             members = tuple(Member(it["id"], it["pod"]) for it in about["members"])
             gone = tuple(Gone(it["id"], it["pod"], it["how"]) for it in about["gone"])
@@ -247,7 +247,7 @@ class Members:
                     self._goes_on(self._left, it.id)
         elif kind == "posts":
             for member, posts in about.items():
-                if member != self.me:  # its own are here first
+                if member != self.me:  # the own posts are here already
                     self._posts.setdefault(member, {}).update(posts)
                 if AT in posts:
                     self._goes_on(self._arrived, member)
@@ -267,7 +267,7 @@ class Members:
             threading.Thread(target=self._look_again, name="arrived", daemon=True).start()
 
     def _look_again(self) -> None:
-        """In a thread: what is missed after ARRIVED_S is no message of the launcher's."""
+        """In a thread: call `on_news` after ARRIVED_S, when no message of the launcher comes."""
         rest_s = ARRIVED_S
         while rest_s > 0:
             time.sleep(rest_s)

@@ -1,16 +1,16 @@
-"""What a worker process runs around the trainer: its way out, and its tie to the launcher.
+"""The frame of a worker process around the trainer: its exit, and its tie to the launcher.
 
 torchrun runs `launch/worker_script.py` in a process forked from the launcher's forkserver
-(`launch/forkserver.py`). Four habits of that combination are dealt with here:
+(`launch/forkserver.py`). This module handles four problems of that combination:
 
 - A worker that ends by `sys.exit(None)` or `os._exit(0)` never reports success, and its agent
-  waits for ever: there, success has to return from the script.
+  waits for ever: success must return from the script.
 - A worker spends seconds in the interpreter's shutdown (threads, the process group's destructor)
-  while its peers wait, or never comes out of it (see `connect`): it ends at once.
-- A worker that hangs cannot say where. On SIGUSR1 it writes its stack into a file for the launcher,
-  whatever its main thread does.
-- A launcher that is killed leaves the forkserver and its workers behind, training on without
-  anybody's knowledge: the worker asks the kernel to end it then.
+  while its peers wait, or never leaves it (see `connect`): it ends at once.
+- A worker that hangs cannot report the place. On SIGUSR1 it writes its stack into a file for the
+  launcher, in any state of its main thread.
+- The forkserver and its workers outlive a killed launcher, and train on unnoticed: the worker asks
+  the kernel to end it then.
 """
 
 import contextlib
@@ -30,17 +30,17 @@ from gptddp.distributed.environment import LOCAL
 from gptddp.distributed.watchdog import STOPS
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
-FAILED = 1  # an error that is not the user's: torchrun starts the workers again
+FAILED = 1  # not an error of the user: torchrun starts the workers again
 
 
 def run(main: Callable[[], int | None]) -> None:
     """Call `main`, and end the process with its code at once.
 
-    An exception is printed with its traceback, and is code 1. Where multiprocessing waits for the
-    script to return, this returns for 0 and None.
+    An exception is printed with its traceback, and gives code 1. If multiprocessing waits for the
+    script to return, this function returns for 0 and None.
     """
     die_with_launcher()
-    if local := os.environ.get(LOCAL):  # torchrun knows of one worker alone
+    if local := os.environ.get(LOCAL):  # torchrun knows only one worker
         os.environ["LOCAL_RANK"], _, os.environ["LOCAL_WORLD_SIZE"] = local.partition("/")
     write_stack_on_signal()
     try:
@@ -58,12 +58,12 @@ def run(main: Callable[[], int | None]) -> None:
         code = FAILED
     if code or multiprocessing.parent_process() is None:
         exit_now(code or 0)
-    for number in STOPS:  # the trainer has only noted them since its end: see `Watchdog.close`
+    for number in STOPS:  # since its end the trainer only notes them: see `Watchdog.close`
         signal.signal(number, lambda number, frame: exit_now(128 + number))
 
 
 def exit_now(code: int) -> NoReturn:
-    """End the process without any cleaning up."""
+    """End the process without any cleanup."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed: the code stays
         sys.stdout.flush()
         sys.stderr.flush()
@@ -71,14 +71,14 @@ def exit_now(code: int) -> NoReturn:
 
 
 def stat(task: int | str) -> list[str]:
-    """/proc/TASK/stat from the state on; empty where there is no such process or thread."""
+    """Fields of /proc/TASK/stat from the state on; empty without such a process or thread."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()
     return []
 
 
 def how_ended(code: int) -> str:
-    """How a process has ended, by its exit code: -n where it died of signal n."""
+    """How a process ended, by its exit code: -n if it died of signal n."""
     if code >= 0:
         return f"its process ended with exit code {code}" if code else "its process ended"
     named = -code in {*signal.Signals}
@@ -86,12 +86,12 @@ def how_ended(code: int) -> str:
 
 
 def die_with_launcher() -> None:
-    """Have the kernel kill this process as soon as the launcher is gone, however it went.
+    """Let the kernel kill this process as soon as the launcher has ended, for any reason.
 
-    The forkserver ends when every holder of its `alive` pipe is gone: the launcher, and each
-    worker that has kept its inherited end. So this process gives its end up, and asks for SIGKILL
-    at the server's death. A thread that watches would need the GIL, which a hung worker may never
-    release. Does nothing without a launcher.
+    The forkserver ends when no process holds its `alive` pipe any more: neither the launcher nor a
+    worker with an inherited end. So this process closes its end, and asks for SIGKILL at the
+    server's death. A watching thread would need the GIL, which a hung worker may never release.
+    Does nothing without a launcher.
     """
     launcher = multiprocessing.parent_process()
     if launcher is None or sys.platform != "linux":
@@ -100,17 +100,17 @@ def die_with_launcher() -> None:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.close(alive_fd)
-    if not launcher.is_alive():  # it died before the lines above
+    if not launcher.is_alive():  # the launcher died before the lines above
         exit_now(FAILED)
 
 
 def write_stack_on_signal() -> None:
-    """Have SIGUSR1 write the main thread's stack to `stack.<local rank>` beside the verdict.
+    """Let SIGUSR1 write the main thread's stack to `stack.<local rank>` beside the verdict.
 
-    faulthandler writes from the signal handler itself, and so while the GIL is held too.
+    faulthandler writes from the signal handler itself, so also while the GIL is held.
     """
     if verdict := os.environ.get("GPTDDP_VERDICT"):
-        with contextlib.suppress(OSError):  # a full disk: then nobody knows where it hangs
+        with contextlib.suppress(OSError):  # a full disk: the place of a hang stays unknown
             file = Path(verdict).with_name(f"stack.{os.environ.get('LOCAL_RANK', '0')}").open("w")
             faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
             print(f"process {os.getpid()}", file=file, flush=True)

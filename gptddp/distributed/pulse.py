@@ -1,14 +1,14 @@
-"""The pulse of a trainer, by which a hang is noticed that no collective notices.
+"""The pulse of a trainer, which shows hangs that no collective notices.
 
-Where a rank is alone, or all ranks hang outside of a collective, nobody waits for them. So a rank
-beats whenever it has come further, and says how long that may take the next time. Two listen:
+If a rank is alone, or all ranks hang outside of a collective, no peer waits for them. So a rank
+beats at each progress, and sets the limit until its next beat. There are two listeners:
 
-- a thread of the process (`Listening`), which can still say where it hangs;
-- the launcher (`launch/worker.py`), from outside, for what stops every thread: a call that holds
-  the GIL, SIGSTOP.
+- a thread of the process (`Listening`), which can still report where it hangs;
+- the launcher (`launch/worker.py`), from outside, for causes that stop every thread: a call with
+  the GIL held, or SIGSTOP.
 
-Only the time counts in which the listener itself was running, so a machine that is suspended or
-stopped as a whole is no hang, and no clock is compared with another.
+Only the listener's own running time counts. So a machine that is suspended or stopped as a whole is
+no hang, and no clock is compared with another.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from typing import NamedTuple
 from gptddp.distributed import storage
 from gptddp.distributed.environment import is_launched, ranks, verdict
 
-# Its peers name a silent peer, as they know more; so this waits longer than a collective does.
+# Longer than the limit of a collective: peers know more of a silent peer, and name it first.
 MARGIN_S = 60.0
 POLL_S = 0.5
-LAST_WORDS_S = 10.0  # to count the hang; a volume that hangs may never let it
+LAST_WORDS_S = 10.0  # to count the hang, which a hanging volume may prevent
 HUNG = 1  # exit code: torchrun starts the ranks again
 
 _LAYOUT = struct.Struct("5d")
@@ -38,44 +38,44 @@ _PID, _BEATS, _LIMIT_S, _STEP, _EXPECTED_S = range(5)
 
 
 class Pulse(NamedTuple):
-    """What a process says of itself."""
+    """The state that a process shares."""
 
     pid: int
     beats: int
     limit_s: float  # until the next beat
-    step: int  # that it is in; 0 before its life has begun
-    expected_s: float = 0.0  # within which the next beat is expected; 0: nobody has said
+    step: int  # the present step; 0 before its life has begun
+    expected_s: float = 0.0  # until the next beat is overdue; 0: not set
 
 
-# Of this process; shared with its launcher as soon as the disk has room.
+# The cells of this process; shared with its launcher as soon as the disk has room.
 _cells: "memoryview[float]" = memoryview(bytearray(_LAYOUT.size)).cast("d")
 
 
 def beat(step: int | None = None) -> None:
-    """This process has come further; `step`: it is in this step now. Takes 0.1 us."""
+    """Note progress of this process; `step`: the present step. Takes 0.1 us."""
     if step is not None:
         _cells[_STEP] = step
     _cells[_BEATS] += 1
 
 
 def allow(collective_s: float) -> None:
-    """The next beats may each take as long as a collective waits for a silent peer, and more."""
+    """Set the limit between beats: a collective's wait for a silent peer, and a margin."""
     _cells[_LIMIT_S] = collective_s + MARGIN_S
     beat()
 
 
 def expect(seconds: float) -> None:
-    """The next beats are expected within so long: later than that, a line says so."""
+    """Set the time after which the next beat is overdue, and reported in a line."""
     _cells[_EXPECTED_S] = seconds
 
 
 def expected_s() -> float:
-    """What `expect` was called with last."""
+    """The last value of `expect`."""
     return _cells[_EXPECTED_S]
 
 
 def step() -> int:
-    """The step that this process is in."""
+    """The present step of this process."""
     return int(_cells[_STEP])
 
 
@@ -85,7 +85,7 @@ def path_of(folder: Path, local_rank: int) -> Path:
 
 
 def read(path: Path) -> Pulse | None:
-    """The pulse of another process; None where it has none yet."""
+    """The pulse of another process; None if it has no pulse yet."""
     try:
         pid, beats, limit_s, step, expected_s = _LAYOUT.unpack(path.read_bytes())
     except (OSError, struct.error):
@@ -94,14 +94,14 @@ def read(path: Path) -> Pulse | None:
 
 
 class Silence:
-    """How long a pulse has not beaten, in seconds in which the caller was running itself."""
+    """Seconds since the last beat of a pulse, counted while the caller was running."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._heard, self._last = (0, -1), time.monotonic()
 
     def listen(self, pid: int, beats: int) -> float:
-        """To be called every POLL_S or more often; a longer pause counts as one of twice that."""
+        """Call it every POLL_S or more often; a longer pause counts as twice POLL_S."""
         now = time.monotonic()
         same = self._heard == (pid, beats)
         self.seconds = self.seconds + min(now - self._last, 2 * POLL_S) if same else 0.0
@@ -110,11 +110,10 @@ class Silence:
 
 
 class Listening:
-    """A thread that ends this process where it hangs; for as long as the context lasts.
+    """A thread that ends this process if it hangs, while the context lasts.
 
-    `last_words(where)` is called in another thread first, and returns the exit code. A process that
-    nobody would start again, at a terminal where somebody sees it, is not ended: it may be at a
-    breakpoint.
+    `last_words(where)` is called in another thread first, and returns the exit code. A process at a
+    terminal, without a launcher to start it again, is not ended: it may be at a breakpoint.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class Listening:
         last_words: Callable[[str], int],
         silent: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`silent` is called every POLL_S, with the seconds for which it has not come further."""
+        """`silent` is called every POLL_S, with the seconds without progress."""
         self.last_words, self.silent = last_words, silent
         self._over = threading.Event()
         self._is_shared = False
@@ -136,7 +135,7 @@ class Listening:
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
-        beat(0)  # from here on the launcher alone listens: the way out of a process may hang too
+        beat(0)  # from here on only the launcher listens: the exit of a process may hang too
 
     def _listen(self) -> None:
         silence, patience, said = Silence(), storage.Patience(), False
@@ -145,7 +144,7 @@ class Listening:
             if patience.lasts():
                 beat()
             seconds = silence.listen(0, int(_cells[_BEATS]))
-            with contextlib.suppress(Exception):  # whatever it is, the listening goes on
+            with contextlib.suppress(Exception):  # after any error the listening continues
                 self.silent(seconds)
             if seconds <= _cells[_LIMIT_S]:
                 said = False
@@ -154,12 +153,12 @@ class Listening:
                 self._give_up(seconds)
 
     def _give_up(self, seconds: float) -> None:
-        """Say where the process hangs, and end it; both may hang too."""
+        """Report where the process hangs, and end it; both may hang too."""
         code = [HUNG]
 
         def words() -> None:
             where = main_stack()
-            end = "it goes on if it can" if self._only_says else "it is ended"
+            end = "it continues if it can" if self._only_says else "it is ended"
             text = f"[rank {ranks().rank}] no progress for {seconds:.0f} s: {where}: {end}"
             print(text, file=sys.stderr, flush=True)
             if not self._only_says:
@@ -179,7 +178,7 @@ def _at_terminal() -> bool:
 
 
 def _share(verdict: Path | None) -> bool:
-    """Put the cells into memory that our launcher reads too; False where a full disk forbids it."""
+    """Put the cells into memory shared with the launcher; False if a full disk prevents it."""
     global _cells
     if verdict is None:
         return True
@@ -200,13 +199,13 @@ def main_stack() -> str:
 
 
 def main_frames() -> list[traceback.FrameSummary]:
-    """Of the main thread, the innermost first."""
+    """The frames of the main thread, the innermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return traceback.extract_stack(frame)[::-1] if frame else []
 
 
 def in_collective(frames: Sequence[traceback.FrameSummary]) -> bool:
-    """Is a thread with these frames in a collective, or in a backward pass, which has its own?"""
+    """Is a thread with these frames in a collective, or in a backward pass, which runs some?"""
     collective = any(
         it.filename.endswith("distributed_c10d.py")
         or (it.filename.endswith("distributed/connect.py") and it.name == "wait")
@@ -216,7 +215,7 @@ def in_collective(frames: Sequence[traceback.FrameSummary]) -> bool:
 
 
 def of_trainer(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    """The first of these that is this package's, but for the wrappers of collectives."""
+    """The first of these frames in this package, except wrappers of collectives."""
     package = Path(__file__).parents[1]
     ours = (f for f in frames if Path(f.filename).is_relative_to(package))
     wrappers = ("distributed/connect.py", "distributed/group.py")
@@ -229,5 +228,5 @@ def place(frame: traceback.FrameSummary) -> str:
 
 
 def hangs_in(calls: Sequence[str]) -> str:
-    """The calls of a stack as a message has them, the innermost first; there may be none known."""
+    """The calls of a stack for a message, the innermost first; `calls` may be empty."""
     return f"hangs in {', called by '.join(calls)}" if calls else "does not end"

@@ -1,4 +1,4 @@
-"""Do all ranks hold the same state, and which is it?"""
+"""The fingerprint of the state, and its comparison over all ranks."""
 
 import functools
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from torch import Tensor
 from gptddp.distributed.connect import World
 from gptddp.errors import Diverged
 
-CHECK_EVERY = 100  # steps between two looks whether the ranks still hold the same
+CHECK_EVERY = 100  # steps between two comparisons of the ranks
 _WORDS = 1 << 16  # multiplied at a time: they stay in the cache
 
 
 def check_replicas(tensors: Mapping[str, Tensor], step: int, world: World) -> int:
-    """All ranks: the fingerprint of the state; raise Diverged on every rank unless all have it."""
+    """All ranks: fingerprint the state; raise Diverged on every rank unless all are equal."""
     mine = state_fp(tensors)
     digests = dict(enumerate(world.gather(mine)))
     if len(set(digests.values())) > 1:
@@ -27,9 +27,9 @@ def check_replicas(tensors: Mapping[str, Tensor], step: int, world: World) -> in
 def state_fp(tensors: Mapping[str, Tensor]) -> int:
     """A 64-bit fingerprint of the names and bytes of all tensors, computed where they are.
 
-    Multilinear hashing (Lemire and Kaser 2014): the words of a tensor, each times an odd number of
-    its own, are added in int64, which wraps around; so the order does not matter, and only 8 bytes
-    of each 2**16 words leave the device. One word that differs always changes the sum.
+    Multilinear hashing (Lemire and Kaser 2014): each word of a tensor is multiplied by the odd
+    number of its place, and the products are added in int64, with wrap-around. So the order does
+    not matter, and only 8 bytes of each 2**16 words leave the device. One other word changes it.
     """
     digest, sums = xxhash.xxh3_64(), []
     for name, tensor in tensors.items():
@@ -45,6 +45,6 @@ def state_fp(tensors: Mapping[str, Tensor]) -> int:
 
 @functools.cache
 def _keys(device: torch.device) -> Tensor:
-    """2**16 odd numbers, the same for ever: the hash of each one's index."""
+    """2**16 fixed odd numbers: the hash of each number's index."""
     numbers = [xxhash.xxh3_64_intdigest(i.to_bytes(4, "little")) | 1 for i in range(_WORDS)]
     return torch.tensor([n - (n >> 63 << 64) for n in numbers], dtype=torch.int64, device=device)

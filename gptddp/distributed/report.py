@@ -1,4 +1,4 @@
-"""What a rank says, and how: its phases, its lines, a final error."""
+"""The output of a rank: its phases, its lines, a final error."""
 
 import contextlib
 import logging
@@ -12,16 +12,16 @@ from gptddp.files import write_json_atomic
 
 
 def shown() -> contextlib.AbstractContextManager[live.Screen]:
-    """Within it a trainer has a screen: one process draws on it, of several rank 0 has plain lines.
+    """A context with a screen: a single process draws on it, rank 0 of several prints lines.
 
-    A worker of our launcher is rank 0 until it knows the others.
+    A worker of gptddp's launcher is rank 0 until it knows the others.
     """
     return live.shown(draws=not is_launched(), speaks=lambda: ranks().rank == 0)
 
 
 def load_torch(launcher: bool = False) -> None:
-    """Import torch, and say so. Ctrl-C ends the process: NumPy may swallow it. launcher: torchrun's
-    modules too.
+    """Import torch, and show that. Ctrl-C ends the process: NumPy may swallow it. `launcher`:
+    import torchrun's modules too.
     """
     with shown():
         live.phase("loading torch")
@@ -35,23 +35,23 @@ def load_torch(launcher: bool = False) -> None:
 
 
 class VisibleFormatter(logging.Formatter):
-    """Lines of the log, in which what files and peers say has no control characters."""
+    """Lines of the log, without control characters in the texts of files and peers."""
 
     def format(self, record: logging.LogRecord) -> str:
         return errors.visible_lines(super().format(record))
 
 
 def report(error: errors.GptddpError) -> None:
-    """Say a final error once: on rank 0, or on the rank that met it alone.
+    """Report a final error once: on rank 0, or on the only rank that met it.
 
-    Our launcher gives its workers a file for the verdict, because torchrun would hide the exit code
-    and the reason. It says what it finds there, as the last line of the pod's log.
+    The launcher gives its workers a file for the verdict, because torchrun would hide exit code and
+    reason. The launcher prints the verdict as the last line of the pod's log.
     """
     rank = ranks().rank
     if path := verdict():
         final = {"code": error.exit_code, "rank": rank, "message": str(error)}
         final["shared"] = error.shared
-        with contextlib.suppress(OSError):  # a full disk: then it has to be said here
+        with contextlib.suppress(OSError):  # a full disk: then the error is printed here
             write_json_atomic(path, final)
             return
     if rank == 0 or not error.shared:
@@ -60,5 +60,5 @@ def report(error: errors.GptddpError) -> None:
 
 
 def say(who: str, message: object) -> None:
-    """Print a line of the pod's log: its sender, and no character that moves a cursor."""
+    """Print a line of the pod's log, with its sender and without control characters."""
     print(f"{who}: {errors.visible_lines(message)}", file=sys.stderr, flush=True)

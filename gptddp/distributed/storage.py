@@ -1,8 +1,8 @@
-"""The main thread may wait for a volume for any time: this tells such a wait from a hang.
+"""Distinguishes a wait of the main thread for a volume, of any length, from a hang.
 
-Whoever reads for the main thread says so around it. The thread that listens to the pulse then says
-what is waited for, and beats in its place. That thread stands still with the process, so the
-launcher still sees what stops every thread.
+Code that reads for the main thread runs within `waiting`. Then the thread that listens to the pulse
+logs the file, and beats in the main thread's place. A stopped process stops that thread too, so the
+launcher still notices it.
 """
 
 import contextlib
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 
 from gptddp.distributed.environment import ranks
 
-MOST_S = 3600.0  # then it is a hang like any other: another node may have a better mount
-FIRST_LINE_S, NEXT_LINE_S = 15.0, 60.0  # of waiting, after which it is said, and said again
+MOST_S = 3600.0  # then the wait is a hang: another node may have a better mount
+FIRST_LINE_S, NEXT_LINE_S = 15.0, 60.0  # of waiting, until a log line, and between two lines
 
 log = logging.getLogger(__name__)
 
-_waits: list[tuple[Callable[[], str], float]] = []  # the innermost last; since when, monotonic
+_waits: list[tuple[Callable[[], str], float]] = []  # the innermost last; its begin, monotonic
 
 
 class Said:
@@ -49,25 +49,25 @@ def waiting(what: Callable[[], str]) -> Iterator[None]:
 
 
 def waited_for() -> str:
-    """The file that the main thread waits for at this moment, as a message says it; "": none."""
+    """The file for which the main thread waits at this moment, for a message; "": none."""
     return _now()[0]
 
 
 def _now() -> tuple[str, float]:
-    with contextlib.suppress(IndexError):  # it has just ended
+    with contextlib.suppress(IndexError):  # the wait has just ended
         what, since = _waits[-1]
         return what(), since
     return "", 0.0
 
 
 class Patience:
-    """What the listening thread knows of a wait: to be asked again and again."""
+    """The listening thread's view of a wait; it calls `lasts` again and again."""
 
     def __init__(self) -> None:
         self._said = Said("")
 
     def lasts(self) -> bool:
-        """Does the main thread wait for the storage, and not for too long? It is said, too."""
+        """Does the main thread wait for the storage, and not for too long? Also logs the wait."""
         what, since = _now()
         if not what:
             return False

@@ -1,4 +1,4 @@
-"""What this package uses of torch beyond its API, and a check that it is there.
+"""The private names of torch that this package uses, and a check that they exist.
 
 No other module touches a private name of torch or of multiprocessing. torch is imported inside the
 functions, because the launcher imports this module before it needs torch.
@@ -12,11 +12,11 @@ from typing import Any
 
 from gptddp.errors import ConfigError
 
-VERIFIED = "2.15"  # the version of torch in which the names were read, and all tests have passed
-PYTHONS = "3.11 to 3.14"  # those of Python in which its own were read
-# The texts of gloo and NCCL by which a failed collective tells a lost peer from a mistake of ours.
-# No name to look for at the start: a test loses a peer of the installed gloo. NCCL has no test:
-# torch 2.15 raises some of its errors as a plain RuntimeError, and all have its name in their text.
+VERIFIED = "2.15"  # the version of torch for which the names and all tests were checked
+PYTHONS = "3.11 to 3.14"  # the versions of Python for which its names were checked
+# Texts of gloo and NCCL in the errors of a collective that failed for a lost peer. They cannot be
+# checked at the start: a test loses a peer of the installed gloo. NCCL has no test: torch 2.15
+# raises some of its errors as a plain RuntimeError, and all have its name in their text.
 LOST_PEER = ("gloo", "NCCL", "Connection closed by peer", "Application timeout caused pair closure")
 
 NAMES = (
@@ -34,8 +34,8 @@ NAMES = (
 def check_torch() -> None:
     """Raise ConfigError, with the version to install, where a name is missing.
 
-    torch may rename them in any release. A launcher that found out in the middle of a recovery
-    would take it for a fault of the job, and a trainer for a fault of the life: both try again.
+    Any release of torch may rename them. During a recovery, a launcher would count the missing name
+    as a fault of the job, and a trainer as a fault of the life, and both would retry.
     """
     import torch
 
@@ -44,10 +44,10 @@ def check_torch() -> None:
             pkgutil.resolve_name(name)
         except (ImportError, AttributeError):
             found = f"torch {torch.__version__}"
-            fix = f"install torch {VERIFIED}, the version in which it was read"
+            fix = f"install torch {VERIFIED}, the version for which it was checked"
             if not name.startswith("torch"):
                 found = f"Python {platform.python_version()}"
-                fix = f"use one of Python {PYTHONS}, the versions in which it was read"
+                fix = f"use one of Python {PYTHONS}, the versions for which it was checked"
             raise ConfigError(f"{found} has no {name}, which gptddp needs: {fix}") from None
 
 
@@ -55,16 +55,16 @@ def check_torch() -> None:
 
 
 def default_store() -> Any:
-    """The key-value store of the process group, which rank 0 hosts: torch hands out no other."""
+    """The key-value store of the process group, hosted by rank 0: torch offers no other."""
     import torch.distributed as td
 
     return td.distributed_c10d._get_default_store()
 
 
 def group_handle() -> str:
-    """By what the others know this process in the next `reconfigure`: another after each of them.
+    """The identity of this process in the next `reconfigure`; it changes after each call.
 
-    gloo looks at the process's own alone, and wants the others' to differ: an old one will do.
+    gloo checks only the process's own handle, and that the others differ: old ones are accepted.
     """
     import torch.distributed as td
 
@@ -72,23 +72,23 @@ def group_handle() -> str:
 
 
 def reconfigure(number: int, handles: list[str], limit: timedelta) -> None:
-    """Give the default group these members, by rank; `number`: the same for all, and a new one."""
+    """Give the default group these members, by rank; `number`: new, and equal on all members."""
     import torch.distributed as td
 
     td.distributed_c10d._reconfigure(number, handles, timeout=limit).wait()
 
 
 def cpu_has_amx() -> bool:
-    """Does this CPU multiply tiles of matrices in hardware? No API tells."""
+    """Does this CPU multiply tiles of matrices in hardware? No public API has this."""
     import torch
 
     return bool(torch.cpu._is_amx_tile_supported())
 
 
 def softmax_backward(grad: Any, weights: Any) -> Any:
-    """The gradient of the scores whose softmax over the last dimension `weights` is.
+    """The gradient of the scores; `weights` is their softmax over the last dimension.
 
-    One pass in fp32 within, which no product of public functions is: autograd calls it so too.
+    One pass, in fp32 inside; no product of public functions gives that. autograd calls it, too.
     """
     import torch
 
@@ -99,14 +99,14 @@ def softmax_backward(grad: Any, weights: Any) -> Any:
 
 
 def forkserver_has_key() -> bool:
-    """Does the forkserver ask for a key that only its own start can give it? Python >= 3.14."""
+    """Does the forkserver need a key that only its own start can give? Python >= 3.14."""
     return hasattr(_server(), "_forkserver_authkey")
 
 
 def set_forkserver(address: str, alive_fd: int, pid: int) -> None:
-    """Have multiprocessing use a forkserver that runs already, and start none of its own.
+    """Let multiprocessing use a running forkserver, and start no other.
 
-    `address`: its Unix socket; `alive_fd`: the write end of the pipe that it lives with.
+    `address`: its Unix socket; `alive_fd`: the write end of the pipe whose end ends it.
     """
     server = _server()
     server._forkserver_address = address
@@ -115,7 +115,7 @@ def set_forkserver(address: str, alive_fd: int, pid: int) -> None:
 
 
 def take_forkserver_alive_fd() -> int | None:
-    """This process's write end of that pipe, for the caller to close; None where it has none."""
+    """This process's write end of that pipe, for the caller to close; None without one."""
     server = _server()
     fd: int | None = server._forkserver_alive_fd
     server._forkserver_alive_fd = None

@@ -1,6 +1,6 @@
-"""Small values from rank to rank, as JSON: what a peer sends is read, and never executed.
+"""Small values from rank to rank, as JSON: a peer's value is parsed, and never executed.
 
-torch's own collectives of objects pickle them, and a pickle runs what its sender likes.
+torch's collectives of objects pickle them, and a pickle can run any code of its sender.
 """
 
 import json
@@ -15,11 +15,11 @@ from gptddp.errors import BadMessage
 
 Wait = Callable[[Any], None]  # for a collective that has begun
 
-MOST_BYTES = 256 << 20  # of one value: a length beyond it is not a length
+MOST_BYTES = 256 << 20  # of one value: a larger length is an error
 
 
 def encode(value: Any) -> bytes:
-    """A value as it travels. Raises TypeError for one that JSON cannot tell."""
+    """The bytes of a value. Raises TypeError for a value that JSON cannot represent."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -37,7 +37,7 @@ def gather(value: Any, names: list[str], device: torch.device, wait: Wait) -> li
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in names]
     wait(td.all_gather(sizes, torch.tensor([len(mine)], device=device), async_op=True))
     nbytes = [_size(size, name) for size, name in zip(sizes, names, strict=True)]
-    # of one size, as the collective demands
+    # the collective needs parts of one size
     parts = [mine.new_zeros(max(nbytes)) for _ in names]
     padded = mine.new_zeros(max(nbytes))
     padded[: len(mine)] = mine
@@ -50,7 +50,7 @@ def gather(value: Any, names: list[str], device: torch.device, wait: Wait) -> li
 
 
 def broadcast(value: Any, source: int, names: list[str], device: torch.device, wait: Wait) -> Any:
-    """All ranks: the value that the rank `source` has; the others' are not looked at."""
+    """All ranks: the value of the rank `source`; other ranks' values are ignored."""
     here = td.get_rank() == source
     data = _tensor(encode(value if here else None), device)
     size = torch.tensor([len(data)], device=device)

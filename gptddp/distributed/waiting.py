@@ -1,8 +1,8 @@
-"""Rank 0 works and the others wait: they read what it posts that it does, and that it has ended.
+"""Rank 0 works and the others wait: rank 0 posts its progress and its end, and the others read it.
 
-Rank 0 alone reads the storage, and a storage may take any time. In a collective, a peer that reads
-on looks like one that hangs. So rank 0 posts how far it is, and the others wait for as long as that
-changes. A rank 0 that dies is noticed at once.
+Only rank 0 reads the storage, and a storage may take any time. In a collective, a peer that still
+reads looks like a peer that hangs. So rank 0 posts its progress, and the others wait as long as the
+posts change. The death of rank 0 is noticed at once.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from gptddp.distributed import pulse
 from gptddp.distributed.storage import Said
 from gptddp.errors import LostPeer
 
-Tell = Callable[[str], None]  # takes what rank 0 does now, and how far it is
+Tell = Callable[[str], None]  # takes the present work of rank 0, and its progress
 
 TELL_S = 1.0  # between two posts
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.005, 0.25
@@ -26,15 +26,15 @@ _WELL = "ended well"
 
 
 class Post(Protocol):
-    """Lets the other ranks see what rank 0 does, and how it has ended: "" before it has."""
+    """Posts the work of rank 0 for the other ranks, and how it ended: "" before its end."""
 
     def __call__(self, doing: str, end: str = "") -> None: ...
 
 
 def teller(post: Post, alone: bool = False) -> Tell:
-    """Rank 0 only: a function to call with the present work; it costs next to nothing.
+    """Rank 0 only: a function to call with the present work; it costs almost nothing.
 
-    What comes after a comma is how far it is, which is passed on every TELL_S only.
+    Text after a comma is progress, which is posted only every TELL_S.
     """
     said = Said("[rank 0] this life begins" if alone else "[rank 0] the other ranks wait")
     next_s, last = 0.0, ""  # monotonic
@@ -54,10 +54,10 @@ def teller(post: Post, alone: bool = False) -> Tell:
 
 @contextlib.contextmanager
 def ended(post: Post) -> Iterator[None]:
-    """Rank 0 only, around its work: when it is over, the others hear of it, and of its failure."""
+    """Rank 0 only, around its work: post its end for the others, with the error if it failed."""
     try:
         yield
-    except Exception as error:  # they need not wait for the end of this process
+    except Exception as error:  # the others need not wait for this process's end
         post("", f"{type(error).__name__}: {error}")
         raise
     post("", _WELL)
@@ -68,9 +68,9 @@ def wait_for_end(
 ) -> None:
     """All ranks but 0: wait until the work of rank 0, called `name`, is over.
 
-    `look`: what it does and how it has ended, as it has posted. Raises LostPeer where rank 0 has
-    failed or is gone, and where it has got no further for `limit_s`. In a static world `look` does
-    not return where rank 0 is stopped: then the pulse ends this process.
+    `look`: the posted work and end of rank 0. Raises LostPeer where rank 0 has failed or is lost,
+    or has made no progress for `limit_s`. In a static world `look` does not return while rank 0 is
+    stopped: then the pulse ends this process.
     """
     doing, moved = "starting", time.monotonic()
     try:
@@ -81,15 +81,15 @@ def wait_for_end(
                 doing, moved = line, now
             said.update(doing)
             if now - moved > limit_s:
-                raise LostPeer(f"{name} has got no further for {limit_s:g} s: {doing}")
+                raise LostPeer(f"{name} has made no progress for {limit_s:g} s: {doing}")
             time.sleep(min(max(_SHORTEST_POLL_S, (now - said.began) / 20), _LONGEST_POLL_S))
     except td.DistError as error:
-        raise LostPeer(f"{name} is gone ({_line(str(error))}); it was {doing}") from error
+        raise LostPeer(f"{name} is lost ({_line(str(error))}) while {doing}") from error
     if seen[1] != _WELL:
-        raise LostPeer(f"{name} has failed by {_line(seen[1])}")
+        raise LostPeer(f"{name} has failed: {_line(seen[1])}")
 
 
 def _line(text: str) -> str:
-    """One line that a terminal may be shown: a peer has sent it."""
+    """The first line of a peer's text, safe for a terminal."""
     first = text.splitlines()[0] if text else ""
     return "".join(filter(str.isprintable, first))[:_SHOWN]

@@ -1,9 +1,9 @@
 """A thread that handles a signal while the main thread cannot, and ends the process in time.
 
-Python runs a signal's handler in the main thread, once that is back from C. In a collective with a
-silent peer, a call to a store or a read from a volume that hangs it may not be back before the
-grace period is over, and the process would be killed with all that it has not saved. But the
-signal's number is written to a pipe at once, in C (`signal.set_wakeup_fd`), and a thread reads it.
+Python runs a signal's handler in the main thread, after that thread returns from C. In a collective
+with a silent peer, a call to a store or a read from a hanging volume it may not return within the
+grace period, and the process would be killed with all unsaved state. But C code writes the signal's
+number to a pipe at once (`signal.set_wakeup_fd`), and a thread reads it.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ POLL_S = 0.05
 class Watchdog:
     """Notes the first signal to stop, and exits with 128 + its number when `must_exit` says so.
 
-    To be made in the main thread. These are called in the watching thread, from the first signal
-    on: `on_signal` once; `must_exit(seconds since)` again and again.
-    One of the signals in `hurried` exits at once when it comes a second time.
+    Make it in the main thread. After the first signal the watching thread calls `on_signal` once,
+    and `must_exit(seconds since)` again and again.
+    A signal in `hurried` exits at once when it comes a second time.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Watchdog:
     def _exit(self, waited_s: float) -> None:
         name = signal.Signals(self.number).name
         live.wipe()
-        text = f"gptddp: left {waited_s:.1f} s after {name}, without an answer\n"
-        with contextlib.suppress(OSError):  # nor may a full pipe hold it up
+        text = f"gptddp: exits {waited_s:.1f} s after {name}: the main thread is busy\n"
+        with contextlib.suppress(OSError):  # a full pipe must not block the exit
             if waited_s >= 1.0 and select.select([], [2], [], 0)[1]:
                 os.write(2, text.encode())
         os._exit(128 + self.number)

@@ -1,1 +1,1 @@
-"""What a pod runs, torchrun with forked workers in a loop; of it `k8s` reads `launch.pod_facts`."""
+"""The process of a pod: torchrun with forked workers. `k8s` imports `pod_facts` and `bundle`."""

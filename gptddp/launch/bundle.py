@@ -1,9 +1,9 @@
-"""Own code in one file: a gzipped tar of plain files, known by the hash of what they hold.
+"""Own code in one file: a gzipped tar of plain files, named by the hash of their contents.
 
-One file and not one for each: paths with folders are no keys of a ConfigMap, and it is a quarter of
-the size. The hash is over paths, contents and whether a file can be executed, not over the archive:
-another zlib packs the same files into other bytes. What packs is imported where it is used: a job
-without own code is not to pay for it.
+One archive replaces many files: paths with folders cannot be keys of a ConfigMap, and the archive
+has a quarter of the size. The hash is over paths, contents and executable bits, not over the
+archive: another zlib packs the same files into other bytes. gzip and tarfile are imported where
+they are used: a job without own code does not need them.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tarfile import TarFile, TarInfo
 
-MOST_BYTES = 64 << 20  # of all files: code, and no place for data
-OPTION = "--code"  # of the launcher, before the trainer's: the archive, which is named by its hash
+MOST_BYTES = 64 << 20  # of all files: code, not data
+OPTION = "--code"  # of the launcher, before the trainer's options: the archive, named by its hash
 SUFFIX = ".tar.gz"
 
 
@@ -32,25 +32,25 @@ Files = Mapping[str, File]  # by path with slashes, relative to the folder
 
 
 def split(args: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """The archive that a launcher's arguments begin with, if they do, and the trainer's."""
+    """The archive at the begin of a launcher's arguments, if any, and the trainer's arguments."""
     if list(args[:1]) == [OPTION] and len(args) > 1:
         return Path(args[1]), list(args[2:])
     return None, list(args)
 
 
 def names(archive: str, parts: int) -> list[str]:
-    """The names of the files that an archive is in: its own, or one for each part, in order."""
+    """The names of an archive's files: its name, or one name for each part, in order."""
     return [f"{archive}.{part:02}" for part in range(parts)] if parts > 1 else [archive]
 
 
 def read(archive: Path) -> bytes:
-    """The archive, or its parts that are there in its place. Raises OSError."""
+    """The archive, or its parts joined, if they exist in its place. Raises OSError."""
     parts = sorted(archive.parent.glob(f"{archive.name}.[0-9][0-9]"))
     return b"".join(it.read_bytes() for it in parts or [archive])
 
 
 def sha256(files: Files) -> str:
-    """The hash of the files (64 hex digits), whatever their order."""
+    """The hash of the files (64 hex digits), independent of their order."""
     total = hashlib.sha256()
     for path, file in sorted(files.items()):
         name = path.encode()
@@ -72,12 +72,12 @@ def pack(files: Files) -> bytes:
             head.size, head.mode = len(file.data), 0o755 if file.executable else 0o644
             tar.addfile(head, io.BytesIO(file.data))
     packed = bytearray(gzip.compress(raw.getvalue(), mtime=0))
-    packed[9] = 255  # the system that has packed it, which Python 3.13 has otherwise than 3.12
+    packed[9] = 255  # the system that packed it: Python 3.13 and 3.12 write different values
     return bytes(packed)
 
 
 def unpack(archive: bytes) -> dict[str, File]:
-    """The files of an archive. Raises ValueError for what `pack` cannot have written."""
+    """The files of an archive. Raises ValueError for an archive that `pack` cannot have written."""
     import gzip
     import io
     import tarfile
@@ -102,5 +102,5 @@ def _file(tar: "TarFile", head: "TarInfo") -> File:
 
 
 def changes(old: Files, new: Files) -> list[str]:
-    """The paths of the files that differ, are gone or have come, in order."""
+    """The paths of the changed, removed and added files, in order."""
     return sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))

@@ -1,13 +1,13 @@
 """The forkserver: a process that has imported everything and forks the workers.
 
-A restarted worker is then a fork (tens of milliseconds) and not an import (seconds). The server is
-multiprocessing's own, which torchrun uses with `--start-method forkserver`; only its start is ours.
+A restarted worker is then a fork (tens of milliseconds) and not an import (seconds). torchrun uses
+multiprocessing's server with `--start-method forkserver`; only its start is replaced here.
 multiprocessing starts it as a new interpreter, which imports torch once more. But the launcher
-needs torch too: so the server is forked off the launcher right behind that import, and imports the
+needs torch too: so the server is forked off the launcher right after that import, and imports the
 rest itself.
 
-torchrun makes a queue and an event for each worker, whose seven semaphores have names in /dev/shm
-as long as a forkserver is used, and stay there where the whole pod is killed. So it is given pipes.
+torchrun makes a queue and an event for each worker. With a forkserver their seven semaphores have
+names in /dev/shm, and stay there if the whole pod is killed. So torchrun is given pipes instead.
 """
 
 import contextlib
@@ -25,21 +25,21 @@ from gptddp.distributed.process import exit_now
 from gptddp.launch.mesh import ENDED
 
 # DDP() and every optimizer import torch._dynamo, which takes almost as long as torch. A module
-# that cannot be imported is passed over here, and fails with a message in the worker.
+# that cannot be imported is skipped here, and fails with a message in the worker.
 PRELOAD = ["torch.distributed.run", "torch.nn.parallel", "torch._dynamo", "gptddp.train"]
 
 
 def start_server(folder: Path) -> None:
-    """Fork the server off this process; `folder` is for its socket, and must be the user's alone.
+    """Fork the server off this process; `folder`: for its socket, private to the user.
 
-    This process has imported torch, and has not touched CUDA; its other threads end with the fork,
-    and what they have open is closed. Should the server die, multiprocessing starts another, in its
-    own way.
+    This process has imported torch, and has not used CUDA. The server has none of its other
+    threads, and closes their open files. If the server dies, multiprocessing starts another in the
+    usual way.
     """
     multiprocessing.set_forkserver_preload(PRELOAD)
     context: Any = multiprocessing.get_context("forkserver")
     context.SimpleQueue, context.Event = Pipe, Pipe
-    if torch_private.forkserver_has_key():  # then only multiprocessing itself can start it
+    if torch_private.forkserver_has_key():  # then only multiprocessing can start it
         forkserver.ensure_running()
         return
     resource_tracker.ensure_running()  # before the fork: the workers share the launcher's
@@ -58,7 +58,7 @@ def start_server(folder: Path) -> None:
 
 
 class Pipe:
-    """What torchrun uses of a queue for one value, and of an event: both go one way, once."""
+    """The parts of a queue and of an event that torchrun uses: each passes one value, one way."""
 
     def __init__(self) -> None:
         self._reader, self._writer = multiprocessing.Pipe(duplex=False)
@@ -80,18 +80,18 @@ class Pipe:
 
 
 def _close_all_but(kept: set[int]) -> None:
-    """A connection of the launcher's that a worker held too would outlive the launcher."""
+    """Close the launcher's connections: held by a worker they would outlive the launcher."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
-            with contextlib.suppress(OSError):  # that of the listing
+            with contextlib.suppress(OSError):  # the descriptor of the listing
                 os.close(int(name))
 
 
 def _outlive_signals() -> None:
-    """Only the end of the launcher ends the server: the workers would go with it, unsaved.
+    """Ignore signals: only the launcher's end ends the server, or its workers would die unsaved.
 
-    Slurm signals all processes of a task, a terminal all of its group. In a worker that has none
-    of its own yet, such a signal does what it does by default.
+    Slurm signals all processes of a task, a terminal all processes of its group. In a worker
+    without a handler such a signal has its default effect.
     """
     server = os.getpid()
 
@@ -101,11 +101,11 @@ def _outlive_signals() -> None:
             os.kill(os.getpid(), number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, pass_over)  # not the launcher's handlers, nor for its workers
+        signal.signal(number, pass_over)  # neither the launcher's handlers, nor for the workers
 
 
 def _note_ends(path: Path) -> None:
-    """Keep how the last worker ended, before it is reaped: then /proc does not tell any more."""
+    """Write the end of the last worker to a file before it is reaped, and leaves /proc."""
     server, wait = os.getpid(), os.waitpid
 
     def reap(pid: int, options: int) -> tuple[int, int]:
@@ -123,7 +123,7 @@ def _note_ends(path: Path) -> None:
 
 
 def _serve(listener_fd: int, alive_r: int) -> None:
-    """Fork workers until the launcher is gone; never returns."""
+    """Fork workers until the launcher ends; never returns."""
     _outlive_signals()
     _close_all_but({0, 1, 2, listener_fd, alive_r, resource_tracker.getfd() or 0})
     try:

@@ -1,12 +1,12 @@
-"""What the container runs: torchrun, as the pod's environment says, in a process that stays.
+"""The container's process: it runs torchrun again and again, by the pod's environment.
 
     python -m gptddp.launch [trainer flags]
 
 The operator describes the pod in PET_* variables; without them this is a job of one worker on this
-machine. A launcher knows those of the other pods (`mesh.py`), and runs one worker under torchrun,
-again and again: a worker that is lost is a fork of milliseconds, where an exit of the container
-would cost the kubelet's back-off. In a pod of several workers each has a launcher of its own, a
-child of this process (`siblings.py`).
+machine. A launcher knows the launchers of the other pods (`mesh.py`), and runs one worker under
+torchrun, again and again: a lost worker costs a fork of milliseconds, but an exit of the container
+would cost the kubelet's back-off. In a pod of several workers each has its own launcher, a child of
+this process (`siblings.py`).
 
 Exit codes: 0 finished, 2 to 5 a final error of the trainer (`errors.py`), 128 + n stopped by signal
 n, 200 anything unexpected: 128 and above may be retried, below must not.
@@ -49,20 +49,20 @@ POLL_S = 0.1
 NO_WORKER_S = 3.0  # after a signal, for torchrun to end once its worker has
 MARKER_S = 1.0  # between two reads of the marker of a finished run
 ALIVE_S = 1.0  # between two signs of life for the pod's liveness probe
-VOLUME_S = 3600.0  # a volume that hangs is no reason to lose what the pod has in memory
-FIRST_REPORT_S, REPORT_EVERY_S = 15.0, 60.0  # of waiting, until the log says for what, and again
+VOLUME_S = 3600.0  # a hanging volume must not cost the state in the pod's memory
+FIRST_REPORT_S, REPORT_EVERY_S = 15.0, 60.0  # of waiting: first log line, and between two
 PEERS_EXIT_S = 3.0  # for the peers to leave at the end of the job
-LEAVES_S = 10.0  # for a worker to end that has left the world
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # before a worker that may fail as the last one did
-LIVED_S = 20.0  # in a world, after which a worker has not failed at its start
+LEAVES_S = 10.0  # for the exit of a worker that has left the world
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0  # before another worker, which may fail like the last
+LIVED_S = 20.0  # in a world; a later failure is not one of the start
 
-CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # to ask for GPUs brings no CUDA into this process
-# Without the first, torch prints a stack whenever a peer is gone; without the second, torchrun a
-# banner about threads, whose number the trainer sets by call.
+CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # a query for GPUs must not start CUDA in this process
+# Without the first, torch prints a stack at each loss of a peer; without the second, torchrun
+# prints a banner about threads, whose number the trainer sets by a call.
 DEFAULTS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 _NO_KEY = (
-    "whoever reaches the ports of the launchers can join the job, and end it; a Secret of the job's"
-    " name gives its pods a key, and `gptddp-k8s submit` makes one: see docs/security.md"
+    "any process that reaches the launchers' ports can join the job, and end it; a Secret with the"
+    " job's name gives its pods a key, and `gptddp-k8s submit` makes one: see docs/security.md"
     " of the sources"
 )
 
@@ -75,43 +75,43 @@ class Exit(BaseException):
 
 
 class Launcher:
-    """The loop around torchrun, and everything that ends it."""
+    """The loop around torchrun, and all that ends it."""
 
     def __init__(self) -> None:
         self.local_rank = 0  # of its worker
-        self.in_torchrun = False  # else a signal ends this process at once
+        self.in_torchrun = False  # False: a signal ends this process at once
         self.config = Config()
         self.verdict = Path(os.devnull)
         self.mesh: Mesh
         self.worker = Worker(self.verdict.parent, 0, self._name, _say, self._crashed)
         self.most = 1  # members that the job asks for
         self.next_alive_s = 0.0  # monotonic
-        self.next_marker_s = 0.0  # monotonic: when the run directory, which may be slow, is read
-        self.next_report_s = 0.0  # monotonic: when the log says what is waited for
-        self.rank: int | None = None  # of the worker, in the last view that it was in
+        self.next_marker_s = 0.0  # monotonic: next read of the run directory, which may be slow
+        self.next_report_s = 0.0  # monotonic: next log line about waiting
+        self.rank: int | None = None  # of the worker, in its last view
         self.in_view_s = self.going_s = math.inf  # monotonic: the worker is in a view; trains in it
         self.limit_s = self.last_worker_s = 0.0  # after the signal
         self.signals = Watchdog(self._must_exit, self._pass_on, hurried=[signal.SIGINT])
 
     def _pass_on(self) -> None:
-        """Tell the worker at once: the main thread may be in a call that does not come back."""
+        """Forward the signal at once: the main thread may be in a call that does not return."""
         if pid := self.worker.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, self.signals.number)
 
     def _must_exit(self, waited_s: float) -> bool:
-        """Is the time over in which the main thread should have come to `raise_if_over`?"""
+        """Is the time over in which the main thread should have reached `raise_if_over`?"""
         if self.worker.pid:  # it dies with the launcher
             self.last_worker_s = waited_s
         limit_s = min(self.limit_s, self.last_worker_s + NO_WORKER_S)
         return not self.in_torchrun or waited_s > limit_s
 
     def raise_if_over(self) -> None:
-        """Raise to leave torchrun: for a final error, a signal, or where the run is finished."""
+        """Raise to leave torchrun: for a final error, a signal, or a finished run."""
         self.raise_verdict()
         self.say_alive()
         now = time.monotonic()
-        # to end one that leaves through torchrun would take it its last words to the others
+        # a worker that leaves must not be ended through torchrun before its last messages
         is_idle = not self.mesh.going and now > self.mesh.left_at + LEAVES_S
         if is_idle and now > self.next_marker_s:
             self.next_marker_s = now + MARKER_S
@@ -127,16 +127,16 @@ class Launcher:
             raise SignalException(f"stopped by {number.name}", number)
 
     def say_alive(self, busy_s: float = 0.0) -> None:
-        """Touch the file of the liveness probe: the loop turns; the next turn may take `busy_s`."""
+        """Touch the file of the liveness probe; the next turn of the loop may take `busy_s`."""
         path, now = os.environ.get("GPTDDP_ALIVE"), time.monotonic()
         if path and (busy_s or now > self.next_alive_s):
             self.next_alive_s = now + (0.0 if busy_s else ALIVE_S)
-            with contextlib.suppress(OSError):  # without the file nothing is wrong
+            with contextlib.suppress(OSError):  # a missing file is no error
                 Path(path).touch()
                 os.utime(path, times=(time.time() + busy_s,) * 2)
 
     def _look(self) -> None:
-        """At everything, every POLL_S as long as the worker lives."""
+        """Check everything, every POLL_S while the worker lives."""
         self.raise_if_over()
         if how := self.worker.look():
             self.mesh.end_of_worker(how)
@@ -150,7 +150,7 @@ class Launcher:
             _say(f"not training yet: {1 + self.mesh.others()} of {self.most} workers are here")
 
     def _crashed(self, how: str, step: int) -> None:
-        """Count a worker's crash, which it cannot record itself; `step`: 0 where none is known.
+        """Count a worker's crash, which it cannot record itself; `step`: 0 if unknown.
 
         Raises CrashLoopError.
         """
@@ -168,24 +168,24 @@ class Launcher:
             raise final
 
     def raise_verdict(self) -> None:
-        """Where the worker has left a final error, print it and exit with its code."""
+        """If the worker has left a final error, print it and exit with its code."""
         if verdict := read_json(self.verdict):
             if not verdict["shared"] or siblings.is_first():
                 _say(f"rank {verdict['rank']}: {verdict['message']}")
             raise Exit(verdict["code"])
 
     def main(self, args: Sequence[str], script: str) -> int:
-        """Prepare this process for torchrun and run the loop; the container's exit code."""
+        """Prepare this process for torchrun and run the loop; return the container's exit code."""
         self.config = patiently(lambda: from_args(args, prog="python -m gptddp.launch"))
         os.environ[CUDA_CHECK] = "1"
-        with contextlib.suppress(OSError, KeyError):  # of a launcher before this one
+        with contextlib.suppress(OSError, KeyError):  # of an earlier launcher
             Path(os.environ["GPTDDP_ALIVE"]).unlink()
         facts = pod_facts.pod_from(os.environ)
         pod_facts.forget_key()
         pod_facts.as_elastic(facts, os.environ)
         os.environ["GPTDDP_GRACE_S"] = str(facts.grace_s)  # for the workers
         self.limit_s = limit_s(facts.grace_s, LAUNCHER_S)
-        # without a preset the hardware decides, of which the trainer knows: the most that may be
+        # without a preset the trainer's hardware decides: here the preset of an accelerator is used
         in_force = patiently(lambda: run_state.in_force(self.config))
         check_world_size(with_preset(in_force, accelerator=True), facts.largest_world)
         if why := run_state.why_finished(self.config):
@@ -214,7 +214,7 @@ class Launcher:
         return siblings.run(facts.workers, begin)
 
     def _supervise(self, facts: pod_facts.PodFacts, args: Sequence[str], script: str) -> int:
-        """Run one worker again and again; the exit code of its launcher."""
+        """Run one worker again and again; return the exit code of its launcher."""
         self.most = facts.largest_world
         os.environ[LOCAL] = f"{self.local_rank}/{facts.workers}"
         with contextlib.ExitStack() as stack:
@@ -231,7 +231,7 @@ class Launcher:
                 self.most,
                 folder,
             )
-            # before torch: the others see us at once
+            # before torch: the others see this launcher at once
             os.environ["GPTDDP_MEMBERS"] = self.mesh.start()
             stack.callback(lambda: self.mesh.close("its launcher has ended"))
             load_torch(launcher=True)  # a second or two
@@ -241,14 +241,14 @@ class Launcher:
             try:
                 return self._rounds(pod_facts.torchrun_args(facts, script, args))
             except Exception:
-                self.raise_verdict()  # whatever has happened to torchrun
+                self.raise_verdict()  # it comes before an error of torchrun
                 raise
 
     def _name(self) -> str:
         return f"rank {self.rank} ({pod()})" if self.rank is not None else "the worker"
 
     def _rounds(self, args: list[str]) -> int:
-        """torchrun again and again, until the job is done or stopped."""
+        """Run torchrun again and again, until the job is done or stopped."""
         from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -271,7 +271,7 @@ class Launcher:
                 self._wait_for_exits()
                 return 0
             except SignalException as stop:
-                self.raise_verdict()  # one that came after the signal
+                self.raise_verdict()  # an error after the signal
                 return 128 + stop.sigval
             except (ChildFailedError, DistError, OSError, EOFError) as error:
                 code = _exit_code(error)
@@ -283,14 +283,14 @@ class Launcher:
                 _say(f"the worker is lost ({how}); it is started again {when}")
 
     def _was_killed(self, code: int | None) -> bool:
-        """Has it ended for a reason that the next one will not have, too?"""
+        """Has the worker ended for a reason that the next worker will not have?"""
         now = time.monotonic()
-        if self.mesh.is_bereaved:  # before its first step it ends with the peer that is lost
+        if self.mesh.is_bereaved:  # before its first step a worker ends with a lost peer
             return now > self.in_view_s
         return now - self.going_s > (0 if code in KILLS else LIVED_S)
 
     def _is_logged(self, record: logging.LogRecord) -> bool:
-        """Of what torchrun says: not how a worker has ended, which we say, and it with a stack."""
+        """Drop torchrun's stacks and messages about a worker's end: the launcher reports it."""
         return not record.exc_info and not self.verdict.exists()
 
     def _pause(self, seconds: float) -> None:
@@ -302,10 +302,10 @@ class Launcher:
             self.raise_if_over()
 
     def _wait_for_exits(self) -> None:
-        """At the end of the job: the pod of rank 0 exits when all workers have, the others later.
+        """At the end of the job: the pod of rank 0 exits when all workers have, other pods later.
 
-        The first pod that is seen to have exited makes the operator delete those that still run,
-        with their logs, and rank 0's is the run's. A kubelet polls once a second.
+        When the operator sees the first exited pod, it deletes the running pods with their logs,
+        and rank 0's log is the run's. A kubelet polls once a second.
         """
         end = time.monotonic() + PEERS_EXIT_S
         while time.monotonic() < end and not self.signals.number:
@@ -315,7 +315,7 @@ class Launcher:
 
 
 def _exit_code(error: Exception) -> int | None:
-    """The worker's, if it has failed; None where torchrun has, around it."""
+    """The exit code of the failed worker; None if torchrun itself has failed."""
     failures = getattr(error, "failures", {})
     return next((it.exitcode for it in failures.values()), None)
 
@@ -328,7 +328,7 @@ _say = partial(say, "gptddp.launch")
 
 
 def _guarded(run: Callable[[], int]) -> int:
-    """The exit code of `run`, whatever it raises."""
+    """The exit code of `run`, also for any exception."""
     try:
         return run()
     except Exit as end:

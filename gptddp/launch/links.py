@@ -1,20 +1,20 @@
 """Links between launchers: signed frames over TCP, each connection in one direction.
 
     accepting   16 random bytes (a nonce), and the 8 bytes of its agent's id
-    dialing     a frame: a nonce of its own, and the address at which it sees the other
-    accepting   a frame: is that the own one? Then the connection is straight
+    dialing     a frame: its nonce, and the address at which it sees the accepting side
+    accepting   a frame: is that address its own? Then the connection is straight
     dialing     frames, as long as it lives
 
 A frame is 4 bytes of length, an HMAC-SHA256 and JSON. The key of the HMAC is made of the job's key,
-the rendezvous id, the direction and the nonces; what it is over begins with the frame's count. So
-a frame of another job, connection or place does not verify. Nothing is ever unpickled.
+the rendezvous id, the direction and the nonces; its message begins with the frame's count. So a
+frame of another job, connection or place does not verify. Nothing is ever unpickled.
 
-Each side dials the other, again and again, and closes no connection while it lives. Nothing more is
-sent to who dials, so the kernel of one that dies always ends its connection in order (FIN): that is
-proof of its death. A reset, which a stranger can forge, or a time limit is none.
+Each side dials the other, again and again, and closes no connection while it lives. The dialing
+side receives nothing more, so its kernel always ends its connections with FIN when it dies: a FIN
+is proof of its death. A reset, which a stranger can forge, or a time limit is no proof.
 
-A stranger at an address that a pod had can pass on what two others say, and end both connections:
-the end of one that is not straight is no proof, and a straight one takes its place.
+A stranger at a pod's former address can relay the frames of two others, and end both connections.
+So the end of a connection that is not straight is no proof, and a straight one replaces it.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ Json = dict[str, Any]
 
 HANDSHAKE_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0  # between two attempts to connect
-UNHEARD_S = 3.0  # until a connection whose other end acknowledges nothing is made anew
-FORGOTTEN_S = 600.0  # of failures, until an address that is no seed is given up
-STRANGERS = 64  # connections of which the other side is not known yet, the newest
+UNHEARD_S = 3.0  # until a connection without acknowledgements is replaced
+FORGOTTEN_S = 600.0  # of failures, until an address that is not a seed is given up
+STRANGERS = 64  # newest connections whose other side is not known yet
 SHORT, LONG = 4096, 1 << 20  # bytes of a frame's JSON, before and after the other side is known
 NONCE, AGENT = 16, 8  # bytes
-TROUBLE = (  # whatever comes in
+TROUBLE = (  # for any input
     *(EOFError, OSError, ValueError, KeyError, TypeError, AttributeError),
     *(OverflowError, RecursionError),  # a port, nested JSON
 )
@@ -50,7 +50,7 @@ def pack(value: Any) -> bytes:
 
 
 class Seal:
-    """Signs the frames of one direction of a connection, or checks them; they are counted."""
+    """Signs or checks the frames of one direction of a connection, and counts them."""
 
     def __init__(self, key: str, rendezvous_id: str, direction: str, nonces: bytes) -> None:
         names = f"{rendezvous_id}\0{direction}\0".encode()  # neither can hold the \0
@@ -61,7 +61,7 @@ class Seal:
         return len(payload).to_bytes(4, "big") + self._mac(payload) + payload
 
     async def read(self, reader: asyncio.StreamReader, most: int) -> Json:
-        """The next frame that comes. Raises EOFError, OSError, and ValueError for a forged one."""
+        """Receive the next frame. Raises EOFError, OSError, and ValueError for a forged frame."""
         size = int.from_bytes(await reader.readexactly(4), "big")
         mac = await reader.readexactly(32)
         payload = await reader.readexactly(size if size <= most else 0)
@@ -78,8 +78,8 @@ class Seal:
 class Links:
     """All connections of one agent, in the running loop.
 
-    `greet()` is what a new connection is sent, `take(agent, frame)` is given what comes, and
-    `died(agent)` is called where there is proof of it.
+    A new connection is sent `greet()`. `take(agent, frame)` is called for each received frame, and
+    `died(agent)` at the proof of an agent's death.
     """
 
     def __init__(
@@ -91,40 +91,40 @@ class Links:
         host: str,
         seeds: Sequence[str],
     ) -> None:
-        """`seal(direction, nonces)`: with the job's key and id. `host`: the own one."""
+        """`seal(direction, nonces)`: with the job's key and id. `host`: of this launcher."""
         self.agent = secrets.token_hex(AGENT)
         self._seal, self._greet, self._take, self._died = seal, greet, take, died
         self._seeds = seeds
         self._source = (host, 0) if host.startswith("127.") else None  # of this pod
         self._dials: dict[str, asyncio.Task[None]] = {}  # by address
-        self._reached: dict[str, str] = {}  # by address: where it was when it was last reached
-        # by agent; is it straight?
+        self._reached: dict[str, str] = {}  # by address: its IP when it was last reached
+        # by agent; bool: the connection is straight
         self._outward: dict[str, tuple[asyncio.StreamWriter, Seal, bool]] = {}
         self._inward: dict[str, tuple[asyncio.StreamWriter, bool]] = {}
         self._strangers: dict[asyncio.StreamWriter, None] = {}
-        self._somebody = asyncio.Event()  # is new: it may be at an address that failed
+        self._somebody = asyncio.Event()  # an agent is new: maybe at an address that failed
 
     def send(self, payload: bytes) -> None:
-        """To all that are connected."""
+        """Send to all connected agents."""
         for writer, seal, _ in self._outward.values():
             writer.write(seal.pack(payload))
 
     def dial(self, address: str) -> None:
-        """Be connected with this address from now on."""
+        """Keep a connection to this address from now on."""
         if address not in self._dials:
             self._dials[address] = asyncio.create_task(self._keep_connected(address))
 
     def begin_anew(self) -> None:
-        """Be another agent, to which the others connect anew."""
+        """Become a new agent; the others connect to it again."""
         writers = [writer for writer, *_ in self._outward.values()]
         writers += [writer for writer, _ in self._inward.values()]
         self.agent = secrets.token_hex(AGENT)
-        self._inward.clear()  # their ends are no proof
+        self._inward.clear()  # the ends of these connections are no proof
         for writer in writers:
             writer.transport.abort()
 
     def end(self) -> None:
-        """Close all connections, behind what was sent."""
+        """Close all connections, after all sent frames."""
         for writer, *_ in self._outward.values():
             writer.close()
 
@@ -140,10 +140,10 @@ class Links:
                 await asyncio.wait_for(self._somebody.wait(), FIRST_PAUSE_S if is_new else pause_s)
                 is_new = True
             pause_s = FIRST_PAUSE_S if is_new else min(2 * pause_s, LONGEST_PAUSE_S)
-        del self._dials[address]  # somebody may name it again
+        del self._dials[address]  # another agent may name it again
 
     async def _connect(self, address: str) -> None:
-        """Connect, and stay so as long as it lasts. Raises what is in TROUBLE."""
+        """Connect, and wait for the end of the connection. Raises an error of TROUBLE."""
         writer, agent = None, ""
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -152,14 +152,14 @@ class Links:
                     reader, writer = await asyncio.open_connection(
                         host, port, local_addr=self._source
                     )
-                except socket.gaierror:  # a pod whose node was silent for a while has no name
+                except socket.gaierror:  # a pod whose node was silent for some time has no name
                     host = self._reached[address]
                     reader, writer = await asyncio.open_connection(host, port)
                 link: socket.socket = writer.get_extra_info("socket")
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_S * 1000))
                 greeting, own = await reader.readexactly(NONCE + AGENT), secrets.token_bytes(NONCE)
                 name = greeting[NONCE:].hex()
-                if name == self.agent or self._is_straight(name):  # by another address
+                if name == self.agent or self._is_straight(name):  # by another address of it
                     return
                 seal, to = self._seal("dial", greeting), link.getpeername()[:2]
                 writer.write(seal.pack(pack({"nonce": own.hex(), "to": to})))
@@ -171,7 +171,7 @@ class Links:
                 self._reached[address] = link.getpeername()[0]
                 for payload in self._greet():
                     writer.write(seal.pack(payload))
-                await reader.read(1)  # the other side says nothing more
+                await reader.read(1)  # the other side sends nothing more
         finally:
             if agent in self._outward and self._outward[agent][0] is writer:
                 del self._outward[agent]
@@ -182,9 +182,9 @@ class Links:
         return agent in self._outward and self._outward[agent][2]
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection of another launcher, or of a stranger, from its begin to its end."""
+        """Handle a connection of another launcher, or of a stranger, until its end."""
         self._strangers[writer] = None
-        if len(self._strangers) > STRANGERS:  # the oldest of the host that has most goes
+        if len(self._strangers) > STRANGERS:  # drop the oldest of the host with most connections
             hosts = {one: (one.get_extra_info("peername") or "?")[0] for one in self._strangers}
             (most, _), *_ = Counter(hosts.values()).most_common(1)
             oldest = next(one for one, host in hosts.items() if host == most)
@@ -213,7 +213,7 @@ class Links:
                 self._somebody.set()
                 self._somebody.clear()
             self._inward[agent] = (writer, is_straight)
-            # the end of a machine that says no word of it is found one day, and the socket closed
+            # keepalive finds the silent end of a machine some day, and closes the socket
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             while self._inward[agent][0] is writer:
                 self._take(agent, said)

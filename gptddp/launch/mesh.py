@@ -1,8 +1,8 @@
-"""The mesh: each launcher is connected with all others, and agrees with them who the world is.
+"""The mesh: each launcher is connected with all others, and agrees with them on the world.
 
-It runs in a thread of the launcher, which no call of the worker can block and which dies with its
-pod. `views.py` decides, and `links.py` carries its row to all others: at each change, and a sign of
-life every BEAT_S. The worker is told of it over a Unix socket, by lines of JSON; the end of that
+It runs in a thread of the launcher: no call of the worker can block it, and it dies with its pod.
+`views.py` decides, and `links.py` sends its row to all others: at each change, and every BEAT_S as
+a sign of life. The mesh informs the worker over a Unix socket, by lines of JSON; the end of that
 connection is the worker's end.
 """
 
@@ -28,14 +28,14 @@ from gptddp.files import parse_json
 from gptddp.launch.links import LONG, TROUBLE, Links, Seal, join, pack
 from gptddp.launch.views import Json, Views, ids
 
-ENDED = "ended"  # a file: pid and status, as `wait` has it, of the last worker that was reaped
+ENDED = "ended"  # a file: pid and status, as of `wait`, of the last worker that was reaped
 TICK_S, BEAT_S = 0.1, 0.5
-# that a worker is so, until its launcher says it
+# of a worker in this state, until its launcher reports it
 LIMITS_S = {"stopped": 3.0, "late": 4.0}
 
 
 class Mesh:
-    """One launcher's part. `start` it, and tell it what becomes of its worker."""
+    """One launcher's part. Call `start`, and report the end of its worker."""
 
     def __init__(
         self,
@@ -48,32 +48,32 @@ class Mesh:
         most: int,
         folder: Path | str,
     ) -> None:
-        """`address`: the host at which the others find this pod; `port`: 0 for any that is free.
+        """`address`: the host at which the others find this pod; `port`: 0 for any free port.
         `seeds`: HOST:PORT of others, see `pod_facts.seeds`. `least`, `most`: members of a first
-        view. `folder`: for the Unix socket; the user's alone.
+        view. `folder`: for the Unix socket; private to the user.
         """
-        # a pod of another version, which may say other things, is a stranger
+        # a pod of another version is a stranger: its frames may differ
         self._seal = partial(Seal, key, f"{run_id} {__version__}")
         self._host, self._port, self._seeds = address, port, seeds
         self._sizes = (least, most)
         self._path = os.path.join(folder, "members")
         self._posts: dict[str, Json] = {}  # {"id", "values"} of each agent's worker
-        self._row = b""  # as it was sent last
+        self._row = b""  # as last sent
         self._is_due = False
         self.worker_pid = 0
         self._worker: asyncio.StreamWriter | None = None
-        self._unfit_s, self._status = 0.0, ""  # for how long it is stopped or late; its own status
-        self.left_at = -math.inf  # monotonic: when a worker that still lives has left the world
-        self._told: Json = {}  # what it was told last
+        self._unfit_s, self._status = 0.0, ""  # how long it is stopped or late; its status before
+        self.left_at = -math.inf  # monotonic: when a worker that still lives left the world
+        self._told: Json = {}  # last values pushed to the worker
         self._ready = threading.Event()
-        self._trouble: Exception | None = None  # for which it could not begin
+        self._trouble: Exception | None = None  # that prevented the start
 
-    # -- what the launcher calls, from its own thread ----------------------------------------------
+    # -- called by the launcher, from its own thread -----------------------------------------------
 
     def start(self) -> str:
-        """Begin; the path of the Unix socket. Raises OSError where the address cannot be had.
+        """Begin; return the path of the Unix socket. Raises OSError for an unusable address.
 
-        What this process forks later would hold its connections open, and so hide its death.
+        Forks of this process would hold its connections open, and so hide its death.
         """
         self._thread = threading.Thread(target=self._run, name="mesh", daemon=True)
         self._thread.start()
@@ -83,16 +83,16 @@ class Mesh:
         return self._path
 
     def end_of_worker(self, how: str) -> None:
-        """The worker has ended so: "its process died of SIGKILL"."""
+        """Report how the worker ended, as "its process died of SIGKILL"."""
         self._loop.call_soon_threadsafe(self._end_worker, how)
 
     def others(self) -> int:
-        """How many workers of other launchers are there."""
+        """The number of workers of other launchers."""
         return sum(r["member"] is not None for r in [*self.views.rows.values()][1:])
 
     @property
     def rank(self) -> int | None:
-        """The place of the own worker in the last view; None where it is in none."""
+        """The place of the own worker in the last view; None if it is in no view."""
         member, places = self.views.row["member"], ids(self.views.row["view"])
         return places.index(member["id"]) if member and member["id"] in places else None
 
@@ -104,14 +104,14 @@ class Mesh:
 
     @property
     def is_bereaved(self) -> bool:
-        """Has another of the last view ended, whatever has become of the own worker since?"""
+        """Has another member of the last view ended? The own worker may have left it since."""
         view = self.views.row["view"] or {"members": []}
         others = [m["id"] for m in view["members"] if m["agent"] != self.views.row["agent"]]
         return not set(others).isdisjoint(self.views.lost)
 
     def close(self, why: str) -> None:
-        """Leave: the others are told why, and the connections end."""
-        with contextlib.suppress(RuntimeError):  # it has ended
+        """Leave: send the reason to the others, and end the connections."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._leave, why)
         self._thread.join(2)
 
@@ -135,7 +135,7 @@ class Mesh:
         host: str | None = self._host
         try:
             ip_address(self._host)
-        except ValueError:  # a name, which may not resolve to this pod yet: on every address
+        except ValueError:  # a name that may not resolve to this pod yet: listen on every address
             host = None
         try:
             server = await asyncio.start_server(self._links.accept, host, self._port, backlog=128)
@@ -151,7 +151,7 @@ class Mesh:
         self._ready.set()
         await self._tick()
         self._links.end()
-        # of each connection that is cancelled now Python 3.11 would print a stack
+        # Python 3.11 would print a traceback for each connection cancelled now
         self._loop.set_exception_handler(lambda loop, context: None)
 
     async def _tick(self) -> None:
@@ -160,7 +160,7 @@ class Mesh:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), TICK_S)
             now = time.monotonic()
-            passed_s, last = min(now - last, 2 * TICK_S), now  # in which this process was running
+            passed_s, last = min(now - last, 2 * TICK_S), now  # while this process was running
             self.views.tick(passed_s)
             self._update()
             beat_s += passed_s
@@ -170,16 +170,16 @@ class Mesh:
                 beat_s = 0.0
 
     def _soon(self) -> None:
-        """Something has changed: what comes in at once is looked at together."""
+        """Note a change; changes that arrive together are handled together."""
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._update)
 
     def _update(self) -> None:
-        """Draw the conclusions, and tell everybody what is new."""
+        """Draw the conclusions, and send the news to all."""
         self._is_due = False
         self.views.step()
-        if self.views.is_expelled:  # somebody has a proof that this agent is dead, a false one
+        if self.views.is_expelled:  # an agent has a false proof that this agent is dead
             self._links.begin_anew()
             self.views = Views(self._links.agent, self._address, *self._sizes)
             self._push({"out": (self._told.get("view") or {"number": 0})["number"]})
@@ -241,9 +241,9 @@ class Mesh:
                 self._hear_worker(writer, pid, parse_json(line.decode()))
 
     def _has_ended(self, end: int, reader: asyncio.StreamReader) -> None:
-        """The worker's process has: its children may hold the socket open."""
+        """The worker's process has ended; its children may hold the socket open."""
         self._loop.remove_reader(end)
-        self._loop.call_later(TICK_S, reader.feed_eof)  # what it said last comes first
+        self._loop.call_later(TICK_S, reader.feed_eof)  # its last lines come first
 
     def _disconnected(self, writer: asyncio.StreamWriter, pid: int) -> None:
         if self._worker is writer:
@@ -266,7 +266,7 @@ class Mesh:
         elif "post" in said:
             values = dict([said["post"]])
             self._post(self._links.agent, member["id"], values)
-            self._update()  # the row with this worker goes first
+            self._update()  # the row with this worker is sent first
             self._links.send(pack({"posts": {"id": member["id"], "values": values}}))
         elif "broken" in said:
             views.row["broken"] = said["broken"]
@@ -285,7 +285,7 @@ class Mesh:
         self._soon()
 
     def _look_at_worker(self, passed_s: float) -> None:
-        """Say of a worker that is stopped, or was let in and does not come, that it is so."""
+        """Report a worker that is stopped, or that was admitted and does not join."""
         if (member := self.views.row["member"]) is None:
             return
         how = "stopped" if stat(self.worker_pid)[:1] in (["T"], ["t"]) else ""
@@ -299,7 +299,7 @@ class Mesh:
             member["status"], self._status = self._status, ""
 
     def _tell_worker(self) -> None:
-        """Push what the worker does not know yet."""
+        """Push the news that the worker does not know yet."""
         views = self.views
         lost = [it for it, how in views.lost.items() if views.is_in and how not in IN_ORDER]
         news: Json = {"out": views.out, "lost": lost, "going": views.is_going}
@@ -316,12 +316,12 @@ class Mesh:
 
 
 def how_it_ends(pid: int, reaped: Path) -> str:
-    """How a process ends that has just closed its files: the kernel shows it until it is reaped.
+    """The end of a process that has just closed its files, from the kernel until it is reaped.
 
-    By then the forkserver has written it to that file.
+    Before it reaps the process, the forkserver writes the status to the file `reaped`.
     """
     status = int((stat(pid) or ["0"])[-1])  # as `wait` gives it
-    with contextlib.suppress(OSError, ValueError):  # there is none
+    with contextlib.suppress(OSError, ValueError):  # no file, or not whole
         of, last = map(int, reaped.read_text().split())
         status = last if of == pid else status
     return how_ended(os.waitstatus_to_exitcode(status))

@@ -3,13 +3,13 @@
     python -m gptddp.launch --code /code/<hash>.tar.gz [trainer flags]
     python -m gptddp.launch.overlay --code /code/<hash>.tar.gz gptddp sample RUN
 
-The archive is unpacked into a folder that goes first in PYTHONPATH. A package of ours in it is
-filled up with links to the image's files, so that one changed module needs no copy of the others.
-Then the interpreter begins anew: so launcher, fork server and workers all see the same files, and
-the package's own `__init__.py` and launcher can be changed too.
+The archive is unpacked into a folder that goes first in PYTHONPATH. If it has a package gptddp, the
+package is completed with links to the image's files, so that one changed module needs no copy of
+the others. Then the interpreter starts again: so launcher, fork server and workers all see the same
+files, and the package's own `__init__.py` and launcher can be changed too.
 
-The hash in the archive's name is in the job's manifest: who may write the archive and not the job
-can keep the pods from starting, and not have them run other code.
+The hash in the archive's name is in the job's manifest: a user with write access to the archive but
+not to the job can keep the pods from starting, but cannot make them run other code.
 """
 
 import os
@@ -30,9 +30,9 @@ _AGAIN = "delete the job and submit it again"
 
 
 def lay(archive: Path, image: Path) -> Path:
-    """A new folder with the archive's files, over the links to those of the package in `image`.
+    """A new folder with the archive's files, and links to the rest of the package in `image`.
 
-    Raises ConfigError for an archive that is not the one that its name says, OSError.
+    Raises ConfigError for an archive that does not match its name, OSError.
     """
     wanted = archive.name.removesuffix(SUFFIX)
     try:
@@ -48,7 +48,7 @@ def lay(archive: Path, image: Path) -> Path:
     if (found := bundle.sha256(files)) != wanted:
         raise ConfigError(
             f"the code in {archive} is not what the job was submitted with: its hash is {found}. "
-            f"Somebody has changed it; {_AGAIN}"
+            f"It was changed; {_AGAIN}"
         )
     root = Path(tempfile.mkdtemp(prefix="gptddp-code-"))
     for path, file in files.items():
@@ -63,10 +63,10 @@ def lay(archive: Path, image: Path) -> Path:
 
 
 def _fill_up(own: Path, image: Path) -> None:
-    """Link what a folder lacks to the image's files: whole folders where nothing is changed.
+    """Link the missing files of a folder to the image's: a whole folder if nothing in it changed.
 
-    A module goes before one of the image that is a folder. The image's compiled modules come along,
-    but of those that are changed: Python looks for them beside the module.
+    A module replaces a folder of the image with its name. The image's compiled modules are linked
+    too, except those of changed modules: Python looks for them beside the module.
     """
     for it in os.scandir(image):
         place = own / it.name
@@ -83,7 +83,7 @@ def _fill_up(own: Path, image: Path) -> None:
 
 
 def start(archive: Path, command: list[str]) -> NoReturn:
-    """Become this command, with the archive's code. Does not return."""
+    """Replace this process by the command, with the archive's code. Does not return."""
     import gptddp
 
     root = lay(archive.absolute(), Path(gptddp.__file__).parents[1])
@@ -94,10 +94,10 @@ def start(archive: Path, command: list[str]) -> NoReturn:
 
 
 def main(args: Sequence[str], program: Sequence[str] = ()) -> None:
-    """Start a program on the archive that its arguments begin with; return where they do not.
+    """Start a program on the archive at the begin of its arguments; return if there is no archive.
 
-    What is wrong with it ends the process with the reason: code 2, which fails the job, or where it
-    may pass one that has the pod replaced.
+    An error prints its reason and ends the process: with code 2, which fails the job, or, if it may
+    pass, with a code after which the pod is replaced.
     """
     archive, rest = bundle.split(args)
     if archive is None:

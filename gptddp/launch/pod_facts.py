@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from gptddp.errors import ConfigError
 from gptddp.grace import KILL_S, limit_s
 
-KEY = "GPTDDP_RENDEZVOUS_KEY"  # the job's key, by which its pods know what the others have written
+KEY = "GPTDDP_RENDEZVOUS_KEY"  # the job's key: it authenticates its pods to each other
 LEAST_KEY = 32  # characters
-ALONE = "127.0.0.1:0"  # the endpoint of a job of one pod, which nobody else looks for
+ALONE = "127.0.0.1:0"  # the endpoint of a job of one pod: no other pod needs it
 _OF_THE_POD = ("RANK", "WORLD_SIZE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
@@ -31,7 +31,7 @@ class PodFacts:
 
     @property
     def port(self) -> int:
-        """Of the first launcher of each pod; those of its other workers have the ones behind."""
+        """Port of each pod's first launcher; its other launchers have the next ports."""
         return int(self.endpoint.rpartition(":")[2])
 
     @property
@@ -51,8 +51,8 @@ def pod_from(env: Mapping[str, str]) -> PodFacts:
     if not endpoint and nodes[1] > 1:
         raise ConfigError(
             f"PET_NNODES is {env['PET_NNODES']!r} but neither PET_RDZV_ENDPOINT nor PET_MASTER_ADDR"
-            " is set: pods need HOST:PORT to meet; the operator sets the one for a PyTorchJob "
-            "with an elasticPolicy, the other for one with a Master"
+            " is set: pods need HOST:PORT to meet; the operator sets the first for a PyTorchJob "
+            "with an elasticPolicy, the second for one with a Master"
         )
     names = [env.get(name, "") for name in ("POD_ADDRESS", "POD_NAME", "HOSTNAME")]
     address = next(filter(None, names), socket.gethostname()) if endpoint else "127.0.0.1"
@@ -71,9 +71,9 @@ def pod_from(env: Mapping[str, str]) -> PodFacts:
 
 
 def _master(env: Mapping[str, str]) -> str:
-    """HOST:PORT of a job with a Master and without elasticPolicy: the others find its pod there.
+    """HOST:PORT of the Master's pod, in a job without elasticPolicy.
 
-    Its size is fixed; what else PET_MASTER_* means to torchrun has no use here.
+    The size of the job is fixed; torchrun's other uses of PET_MASTER_* do not matter here.
     """
     for name in ("PET_MASTER_PORT", "PET_NODE_RANK"):
         _number(name, env.get(name, ""))
@@ -83,8 +83,8 @@ def _master(env: Mapping[str, str]) -> str:
 def as_elastic(pod: PodFacts, env: MutableMapping[str, str]) -> None:
     """Give a pod of a job with a Master the environment of any other pod, in place.
 
-    The operator numbers its pods by variables that torchrun gives to workers, so a launcher would
-    pass for one; and a job is known by its endpoint, which this one is not told.
+    The operator numbers its pods by variables that torchrun gives to workers, so the launcher would
+    look like a worker. And a job is known by its endpoint, which this pod is not given.
     """
     for name in _OF_THE_POD:
         env.pop(name, None)
@@ -93,12 +93,12 @@ def as_elastic(pod: PodFacts, env: MutableMapping[str, str]) -> None:
 
 
 def forget_key() -> None:
-    """Take the key out of this process's environment: nothing that it starts needs it.
+    """Remove the key from this process's environment: its children do not need it.
 
-    A process that is forked begins with a copy of the memory that `/proc/PID/environ` shows, which
-    holds a variable after its end, so the value there is written over.
+    `/proc/PID/environ` shows memory that keeps a removed variable, and a fork copies it. So the
+    value there is overwritten.
     """
-    import ctypes  # of pods alone: the control plane reads this module too
+    import ctypes  # for pods only: the control plane imports this module too
 
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
@@ -109,7 +109,7 @@ def forget_key() -> None:
 
 def _key(text: str) -> str:
     """The job's key; a message must not show it."""
-    key = text.strip()  # a file that was made by `echo` ends with a line feed
+    key = text.strip()  # a file made by `echo` ends with a line feed
     if key and len(key) < LEAST_KEY:
         raise ConfigError(
             f"{KEY} has {len(key)} characters: a key must have {LEAST_KEY} at least, as "
@@ -126,7 +126,7 @@ def _number(name: str, text: str) -> int:
 
 
 def _workers(text: str) -> int:
-    """`auto`: one worker a GPU, or one if there is none; torchrun's is one a CPU of the node."""
+    """`auto`: one worker a GPU, or one without a GPU; torchrun would take one a CPU of the node."""
     if text not in ("auto", "gpu"):
         workers = _number("PET_NPROC_PER_NODE", text)
     else:
@@ -134,15 +134,15 @@ def _workers(text: str) -> int:
 
         workers = torch.cuda.device_count() or int(text == "auto")
     if workers < 1:
-        raise ConfigError(f"PET_NPROC_PER_NODE is {text!r}: that is no worker; use a number >= 1")
+        raise ConfigError(f"PET_NPROC_PER_NODE is {text!r}: use a number >= 1, or auto")
     return workers
 
 
 def seeds(pod: PodFacts) -> list[str]:
-    """HOST:PORT of every launcher of the job that can be known; they tell each other of the rest.
+    """HOST:PORT of each launcher of the job that can be known; these report the others.
 
-    The endpoint is one pod of many, and may be gone: the operator numbers the names of its workers,
-    and `--local` their addresses, from the endpoint's on.
+    The endpoint is one pod of many, and may be lost. But the operator numbers the names of its
+    workers, and `--local` their addresses, from the endpoint on.
     """
     host, most = pod.endpoint.rpartition(":")[0], range(pod.nodes[1])
     hosts = [host]
@@ -169,11 +169,11 @@ def torchrun_args(pod: PodFacts, script: str, args: Sequence[str]) -> list[str]:
         "--max-restarts=0",
         "--monitor-interval=0.1",
         f"--shutdown-timeout={max(1, int(limit_s(pod.grace_s, KILL_S)))}",
-        "--signals-to-handle=SIGQUIT",  # the others are ours, from the first moment on
+        "--signals-to-handle=SIGQUIT",  # the launcher handles the others, from its start on
         f"--log-dir={os.devnull}",  # workers write to the pod's own output
         "--start-method=forkserver",
         "--run-path",
-        "--",  # else torchrun may take a flag of the trainer's for an abbreviation of its own
+        "--",  # or torchrun may take a flag of the trainer for an abbreviation of its own flags
         script,
         *args,
     ]

@@ -1,9 +1,9 @@
 """torchrun's rendezvous as a launcher needs it: `--rdzv-backend gptddp`, a world of one agent.
 
-torchrun runs and watches the one worker of its launcher, and knows of no other: who trains together
-is agreed by the launchers' mesh (`mesh.py`), and the worker takes rank and world size from there.
-So the loss of a peer is no event to torchrun, and ends no worker. Known in the launcher's process
-only, which runs nothing but the trainer: another script would train a world of one in each pod.
+torchrun runs and watches the one worker of its launcher, and knows no other. The launchers' mesh
+(`mesh.py`) agrees on the world, and the worker takes rank and world size from there. So the loss of
+a peer is no event to torchrun, and ends no worker. The backend exists in the launcher's process
+only, which runs only the trainer: another script would train a world of one in each pod.
 """
 
 from collections.abc import Callable
@@ -18,20 +18,20 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 BACKEND = "gptddp"
-# What a script that takes its world from the environment would connect to: it fails.
+# The address for a script that takes its world from the environment: its connection fails.
 NOWHERE = RendezvousStoreInfo("gptddp.invalid", 0)
 
 
 def register(look: Callable[[], None]) -> None:
     """Make the backend known to torchrun in this process.
 
-    `look` is called at every look at the worker, as long as it lives; it raises to end it.
+    torchrun's loop calls `look` while the worker lives; `look` raises to end the worker.
     """
     rendezvous_handler_registry.register(BACKEND, lambda params: _Alone(params, look))
 
 
 class _Alone(RendezvousHandler):
-    """Every method that torch calls: this agent is the whole world, and nobody ever waits."""
+    """Every method that torch calls: this agent is the whole world, and no agent ever waits."""
 
     def __init__(self, params: RendezvousParameters, look: Callable[[], None]) -> None:
         self._run_id, self._look = params.run_id, look

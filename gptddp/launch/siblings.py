@@ -1,7 +1,7 @@
-"""The launchers of a pod with several workers: one process for each, forked off the pod's first.
+"""The launchers of a pod with several workers: one process each, forked off the pod's first.
 
-torchrun ends all workers of an agent when one of them dies. Here one that dies is one member less:
-so it has an agent of its own, and a member of the mesh is always one worker.
+torchrun ends all workers of an agent when one of them dies. Here a death costs one member only: so
+each worker has a separate agent, and a member of the mesh is always one worker.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from gptddp.distributed.watchdog import STOPS
 _POLL_S = 0.1
 _TRIES = 100
 _PORTS = range(10_000, 20_000)  # below the ephemeral ports of any system
-_once: int | None = None  # a pipe of all of them, in which there is one byte
+_once: int | None = None  # a pipe shared by all launchers of the pod, with one byte
 
 
 def run(count: int, begin: Callable[[int], int]) -> int:
-    """Call `begin(local rank)` in a process each; the first exit code that is not 0, else 0.
+    """Call `begin(local rank)` in a process each; return the first exit code that is not 0, or 0.
 
-    Ends the others with the first that fails: then this pod's container is to start again, or the
-    job is over. A signal to this process is theirs. To be called with STOPS blocked, so that none
-    is lost; `begin` unblocks them.
+    The first failure ends the others: then this pod's container must start again, or the job is
+    over. A signal to this process is passed on to them. Call it with STOPS blocked, so that no
+    signal is lost; `begin` unblocks them.
     """
     global _once
     _once, writer = os.pipe()
@@ -62,7 +62,7 @@ def run(count: int, begin: Callable[[int], int]) -> int:
 
 
 def is_first() -> bool:
-    """Is this the first process of the pod that asks? It says what all of them would say alike."""
+    """Is this the first process of the pod that asks? It logs messages common to all of them."""
     return _once is None or bool(os.read(_once, 1))
 
 
@@ -71,7 +71,7 @@ def _fork(begin: Callable[[int], int], local_rank: int, alive: str) -> int:
     if pid := os.fork():
         return pid
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was killed before the line above
+    if os.getppid() != parent:  # the parent was killed before the line above
         exit_now(1)
     os.setpgid(0, 0)  # a terminal's Ctrl-C comes once, from the parent
     if alive:
@@ -81,7 +81,7 @@ def _fork(begin: Callable[[int], int], local_rank: int, alive: str) -> int:
 
 def _say_alive(alive: str, count: int) -> None:
     """Give the file of the liveness probe the oldest time of the siblings' own."""
-    with contextlib.suppress(OSError):  # one has not begun its loop
+    with contextlib.suppress(OSError):  # a sibling has not begun its loop
         times = [Path(f"{alive}.{i}").stat().st_mtime for i in range(count if alive else 0)]
         if times:
             Path(alive).touch()
@@ -89,10 +89,10 @@ def _say_alive(alive: str, count: int) -> None:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports of 127.0.0.1, one behind the other, that nobody uses now.
+    """The first of so many consecutive ports of 127.0.0.1 that no process uses now.
 
-    None is one that the kernel gives to outgoing connections: before anything listens on a port of
-    those, a connection of any process may have taken it. Raises OSError.
+    The ports are below those that the kernel gives to outgoing connections: a connection of any
+    process may take such a port before a launcher listens on it. Raises OSError.
     """
     for _ in range(_TRIES):
         first = secrets.choice(_PORTS)
@@ -100,4 +100,4 @@ def free_ports(count: int) -> int:
             for port in range(first, first + count):
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
             return first
-    raise OSError(f"no {count} ports of 127.0.0.1 are free, one behind the other")
+    raise OSError(f"no {count} consecutive ports of 127.0.0.1 are free")

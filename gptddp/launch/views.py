@@ -1,16 +1,16 @@
-"""Which workers form the world: how launchers agree on *views*. No I/O, and no clock of its own.
+"""How launchers agree on *views*: the workers that form the world. No I/O, and no clock.
 
-Each launcher (*agent*) says all it knows in one *row*, a JSON object, and keeps the newest row of
-every other. The leader, the first member of the last view that lives, proposes the next one. It
-commits it once every member has accepted it, and everybody in it takes it from a row.
+Each launcher (*agent*) puts all it knows into one *row*, a JSON object, and keeps the newest row of
+every other agent. The leader, the first living member of the last view, proposes the next view. It
+commits the proposal once every member has accepted it, and every member takes the view from a row.
 
-- Proof of a loss: the agent is dead, or says that its worker ended, left, is stopped or does not
-  come. Silence of SILENT_S is none: then more than half of those not proven lost have to be in the
-  next view. So it is with the last view, and with each proposal that anybody has accepted since,
-  which may have been committed. Where that fails, the leader's worker must hold the lease first.
+- Proof of a loss: the agent is dead, or reports that its worker ended, left, is stopped or does not
+  join. Silence of SILENT_S is no proof: then more than half of the members not proven lost must be
+  in the next view. This holds for the last view, and for each proposal accepted by any agent since,
+  which may have been committed. Where it fails, the leader's worker must hold the lease first.
 - An agent accepts ascending numbers only: of two views of one number only one has a majority.
-- A first view needs no majority: who begins a life takes the lease. Of two worlds that meet, the
-  one that is going stays; of two views of one world, the higher number. Who is not in it is *out*.
+- A first view needs no majority: its rank 0 takes the lease. Of two worlds that meet, the one that
+  trains stays; of two views of one world, the higher number. A worker not in it is *out*.
 """
 
 import re
@@ -22,11 +22,11 @@ from gptddp.distributed.members import SILENT_S
 
 Json = dict[str, Any]  # rows, views, proposals and members
 
-FORGOTTEN_S = 15.0  # of silence, until a world is taken to have ended: longer than a lease lasts
-CALM_S = 2.0  # without news, until a first view may be smaller than the job asks for
-STARTING_S = 60.0  # that a first view waits for workers which are not ready yet
-UNFIT = {"stopped": "its process is stopped", "late": "it was let in and did not come"}
-KEPT = 32  # ends of agents and of workers, the newest, and as many as the job has workers
+FORGOTTEN_S = 15.0  # of silence, until a world counts as ended: longer than a lease lasts
+CALM_S = 2.0  # without changes, until a first view may be smaller than the job asks for
+STARTING_S = 60.0  # limit of a first view's wait for workers that are not ready yet
+UNFIT = {"stopped": "its process is stopped", "late": "it was admitted and did not join"}
+KEPT = 32  # newest ends of agents and of workers, plus the number of the job's workers
 
 
 def ids(view: Json | None) -> list[str]:
@@ -40,7 +40,7 @@ def number(view: Json | None) -> int:
 
 
 def key(proposal: Json) -> tuple[int, str]:
-    """What makes it that proposal and no other."""
+    """The identity of a proposal."""
     return proposal["number"], proposal["leader"]
 
 
@@ -50,20 +50,20 @@ def by_address(row: Json) -> list[Any]:
 
 
 def status(row: Json | None) -> str:
-    """Of the worker of an agent; empty where it has none."""
+    """The status of an agent's worker; empty if it has no worker."""
     return row["member"]["status"] if row and row["member"] else ""
 
 
 def is_member(row: Json) -> bool:
-    """Is the worker of an agent in the view of its row?"""
+    """Is the agent's worker in the view of its row?"""
     return row["member"] is not None and row["member"]["id"] in ids(row["view"])
 
 
 class Views:
-    """What one agent knows and says. Call `step` after each change, and `tick` ten times a second.
+    """The knowledge of one agent. Call `step` after each change, and `tick` ten times a second.
 
-    `row` is what the others are to be told. For the own worker: `row["view"]`, `lost`, `is_going`,
-    `question` (the lease it is asked for) and `out` (the number of the view that is without it).
+    `row` is for the others. For the own worker: `row["view"]`, `lost`, `is_going`, `question` (the
+    lease it is asked for) and `out` (the number of the view that lacks it).
     """
 
     def __init__(self, agent: str, address: str, least: int, most: int) -> None:
@@ -75,31 +75,31 @@ class Views:
             "member": None,  # {"id", "pod", "status"} of the worker
             "ended": {},  # how earlier workers ended, by id
             "dead": {},  # how other agents ended
-            "view": None,  # the newest that a worker of this agent was in
+            "view": None,  # the newest view with a worker of this agent
             "accepted": [],  # proposals since
             "proposal": None,
-            "broken": 0,  # the number of the view that does not work, though nobody may be lost
+            "broken": 0,  # the number of a view that fails, even without a known loss
             "hears": [],  # agents
         }
         self.rows: dict[str, Json] = {agent: self.row}
         self.out = 0
-        self.is_expelled = False  # does another agent take this one for dead? Then be a new one
+        self.is_expelled = False  # another agent counts this one as dead: become a new agent
         self._agent = agent
-        self._silent_s = defaultdict[str, float](float)  # for how long each has not been heard
-        self._known: dict[tuple[int, str], Json] = {}  # proposals that anybody has accepted
-        self._newest = 0  # the highest number that was seen anywhere
+        self._silent_s = defaultdict[str, float](float)  # seconds since each agent was heard
+        self._known: dict[tuple[int, str], Json] = {}  # proposals accepted by any agent
+        self._newest = 0  # the highest number seen in any row
         self._held = 0  # the proposal for which the own worker holds the lease
-        self._seen: list[Any] = []  # the workers that are there, as they were at the last tick
+        self._seen: list[Any] = []  # the present workers, as of the last tick
         self._calm_s = self._enough_s = self._minor_s = 0.0
 
     def attach(self, member: Json | None, how: str) -> None:
-        """Another worker, or none, takes the place of the last one, which ended so."""
+        """Set another worker, or None; `how`: the end of the last worker."""
         if last := self.row["member"]:
             self._keep(self.row["ended"], last["id"], how)
         self.row["member"], self.out = member, 0
 
     def hear(self, row: Json) -> None:
-        """A row of another agent; one that is known to be dead is not heard."""
+        """Take a row of another agent, unless that agent is known to be dead."""
         agent = row["agent"]
         if agent in self.row["dead"] or agent == self._agent:
             return
@@ -109,7 +109,7 @@ class Views:
         self.rows[agent] = row
         self._note(row)
         self._silent_s[agent] = 0.0
-        # of others it would be told again and again: not all forget the same ends first
+        # deaths of others would be repeated for ever: agents forget ends in different orders
         views = [self.row["view"], *self._known.values()]
         needed = {member["agent"] for view in filter(None, views) for member in view["members"]}
         for dead in row["dead"].keys() & (self.rows.keys() | needed):
@@ -121,12 +121,12 @@ class Views:
             self.is_expelled = True
         elif agent not in self.row["dead"]:
             self._keep(self.row["dead"], agent, how)
-            row = self.rows.pop(agent, {"ended": {}})  # what it last said of its worker is said on
+            row = self.rows.pop(agent, {"ended": {}})  # pass on the ends of its workers
             for member, end in row["ended"].items():
                 self._keep(self.row["ended"], member, end)
 
     def tick(self, seconds: float) -> None:
-        """So much time has passed in which this process was running."""
+        """Let so much time pass, in which this process was running."""
         needed = {member["agent"] for member in self._members()}
         silent_s = {agent: self._silent_s[agent] + seconds for agent in {*self.rows, *needed}}
         self._silent_s = defaultdict(float, silent_s | {self._agent: 0.0})
@@ -139,11 +139,11 @@ class Views:
         self._minor_s = self._minor_s + seconds if self._needed() == "minority" else 0.0
 
     def answer(self, number: int) -> None:
-        """The own worker has taken the lease that it was asked for."""
+        """Note that the own worker has taken the lease that it was asked for."""
         self._held = number
 
     def step(self) -> None:
-        """Draw the conclusions from what is known now."""
+        """Draw the conclusions from the present knowledge."""
         self.row["hears"] = sorted(row["agent"] for row in self._living() if row is not self.row)
         self._adopt()
         self._propose()
@@ -157,23 +157,23 @@ class Views:
 
     @property
     def is_going(self) -> bool:
-        """Is a worker in a view, of which it or another agent that lives has told?"""
+        """Does any living agent have a worker in its view?"""
         return any(map(is_member, self._living(FORGOTTEN_S)))
 
     @property
     def lost(self) -> dict[str, str]:
-        """How those members of the last view ended that are known to have done so."""
+        """How members of the last view ended, for all known ends."""
         return {m["id"]: how for m in self._members() if (how := self._end(m))}
 
     @property
     def question(self) -> Json | None:
-        """The lease that the own worker is to take, for a proposal that lacks nothing else."""
+        """The lease that the own worker must take, for a proposal that lacks nothing else."""
         mine, how = self.row["proposal"], self._needed()
-        is_due = how == "tie" or self._minor_s >= CALM_S  # who is found again may be out
+        is_due = how == "tie" or self._minor_s >= CALM_S  # a member found again may be out
         return {"number": mine["number"], "how": how} if how and is_due else None
 
     def _needed(self) -> str | None:
-        """What the own proposal needs the lease for; None where not all have accepted it."""
+        """Why the own proposal needs the lease; None until all members have accepted it."""
         mine = self.row["proposal"]
         rows = [self.rows.get(member["agent"]) for member in mine["members"]] if mine else [None]
         if not all(row and key(mine) in map(key, row["accepted"]) for row in rows):
@@ -198,17 +198,17 @@ class Views:
         return how.get(member["id"], how.get(agent, ""))
 
     def _proof(self, member: Json) -> str:
-        """How a member is lost by its own launcher's word, or for good."""
+        """How a member is lost: for good, or by its launcher's report."""
         row = self.rows.get(member["agent"])
         is_there = row and row["member"] and row["member"]["id"] == member["id"]
         return self._end(member) or (UNFIT.get(status(row), "") if is_there else "")
 
     def _together(self, members: Iterable[Json]) -> list[Json]:
-        """Those who all hear each other: who misses most goes first, of equals the last one."""
+        """Members that all hear each other; drop the one that misses most, of equals the last."""
         kept = list(members)
         while True:
             agents, deaf = {member["agent"] for member in kept}, Counter[str]()
-            for agent in agents & self.rows.keys():  # of the others nothing is known
+            for agent in agents & self.rows.keys():  # the others have no row
                 missed = agents - {agent} - {*self.rows[agent]["hears"]}
                 deaf.update([*missed, *[agent] * len(missed)])
             if not deaf:
@@ -221,7 +221,7 @@ class Views:
         self._newest = max(self._newest, *map(number, seen))
 
     def _adopt(self) -> None:
-        """Take the newest view that the own worker is in, or learn that it is out."""
+        """Take the newest view with the own worker, or learn that the worker is out."""
         member, own = self.row["member"], self.row
         for row in self.rows.values() if member else ():
             if number(row["view"]) > number(own["view"]) and member["id"] in ids(row["view"]):
@@ -233,7 +233,7 @@ class Views:
                 return
 
     def _goes_before(self, row: Json) -> bool:
-        """Is the view of this row the one that stays, of it and the own?"""
+        """Does the view of this row stay, and not the own view?"""
         other, own = row["view"], self.row["view"]
         going = [status(one) in ("going", *UNFIT) for one in (row, self.row)]
         if going[0] != going[1] and other["root"] != own["root"]:
@@ -259,14 +259,14 @@ class Views:
                 "leader": self._agent,
                 "base": number(view),
                 "by": "quorum" if self.is_in else "first",
-                # which world it is: the first view that it comes from
+                # identity of the world: the first view from which it comes
                 "root": view["root"] if self.is_in else f"{self._newest}.{self._agent}",
                 "members": wanted,
                 "gone": self._gone(ids({"members": wanted})),
             }
 
     def _next(self) -> list[Json]:
-        """The members of the next view, if this agent leads to it; none: it stays as it is."""
+        """The members of the next view, if this agent leads it; empty: the view stays."""
         last = self._members()
         there = [m for m in last if not self._proof(m) and self._silent_s[m["agent"]] < SILENT_S]
         there = self._together(there)
@@ -281,7 +281,7 @@ class Views:
         return wanted if wanted != last or is_broken else []
 
     def _first(self) -> list[Json]:
-        """The members of a first view, if this agent leads to it and there are enough."""
+        """The members of a first view, if this agent leads it and there are enough."""
         rows = sorted((r for r in self._living() if status(r) == "fresh"), key=by_address)
         there = self._together(map(self._member, rows))
         leads = there and there[0]["agent"] == self._agent and not self.is_going
@@ -297,7 +297,7 @@ class Views:
         return {"id": member["id"], "pod": member["pod"], "agent": row["agent"]}
 
     def _gone(self, stay: list[str]) -> list[Json]:
-        """Who goes with this view and why, and who went before: not everybody has seen each."""
+        """Members lost at this view, and why; and earlier losses, unseen by some agents."""
         gone = list(self.row["view"]["gone"]) if self.row["view"] else []
         for member in [m for m in self._members() if m["id"] not in stay]:
             silent_s = self._silent_s[member["agent"]]
@@ -307,13 +307,13 @@ class Views:
         return gone[-KEPT - self.most :]
 
     def _is_refused(self, mine: Json) -> bool:
-        """Has a member promised to accept higher numbers only?"""
+        """Has a member accepted another proposal with the same or a higher number?"""
         rows = [self.rows.get(member["agent"], {"accepted": []}) for member in mine["members"]]
         others = [row["accepted"] for row in rows if key(mine) not in map(key, row["accepted"])]
         return any(number(one) >= number(mine) for accepted in others for one in accepted)
 
     def _accept(self) -> None:
-        """Accept the highest proposal that is above all before, and fits what the worker is in."""
+        """Accept the highest proposal above all earlier ones that fits the worker's view."""
         accepted, own = self.row["accepted"], self.row
         least = max([number(own["view"]), *map(number, accepted)])
         proposals = [row["proposal"] for row in self.rows.values() if row["proposal"]]
@@ -330,10 +330,10 @@ class Views:
                 return
 
     def _lacks(self, mine: Json) -> str:
-        """What stands against committing: "tie", "minority", or nothing."""
+        """The obstacle to a commit: "tie", "minority", or empty."""
         own, worst = ids(mine), ""
         since = [p for p in self._known.values() if number(p) > number(self.row["view"])]
-        others = [p for p in since if p["leader"] != self._agent]  # ours were not committed
+        others = [p for p in since if p["leader"] != self._agent]  # the own ones were not committed
         for base in [self.row["view"], *others] if mine["by"] == "quorum" else []:
             alive = [m["id"] for m in base["members"] if not self._proof(m)]
             stay = sum(member in own for member in alive)

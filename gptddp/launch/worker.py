@@ -12,23 +12,23 @@ from pathlib import Path
 from gptddp.distributed import pulse
 from gptddp.distributed.process import how_ended, stat
 
-# A process that dies of one of these has crashed by itself. Not SIGKILL and SIGTERM, which come
-# from outside, nor SIGABRT, which may be NCCL's answer to the loss of a peer.
+# A process that dies of one of these signals has crashed by itself. SIGKILL and SIGTERM come from
+# outside, and SIGABRT may be NCCL's answer to the loss of a peer.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-KILLS = (-signal.SIGKILL, -signal.SIGTERM)  # the exit codes of one that has done nothing wrong
-NO_CODE = 255  # multiprocessing: the forkserver is gone, and nobody knows how its children ended
+KILLS = (-signal.SIGKILL, -signal.SIGTERM)  # exit codes of a worker that has made no error
+NO_CODE = 255  # multiprocessing: the forkserver has died, so the ends of its children are unknown
 STACK_S = 0.2  # for a worker to write its stack
-LATER_S = 20.0  # than the worker's own thread, which knows more of it
-# As long as it has not asked for SIGUSR1, that signal ends it.
+LATER_S = 20.0  # than the worker's own thread, which can say more about the hang
+# Before the worker has a handler for SIGUSR1, that signal ends it.
 _NOT_BEGUN = "hangs before its trainer has begun"
 _WITHOUT_STACK = "does not end ({})"
 
 
 class Worker:
-    """The worker, whichever process it is at the time.
+    """The present worker process.
 
-    One that hangs though nobody misses it is killed, by its pulse; a peer that misses one is the
-    mesh's business, and the worker's own.
+    It is killed if its pulse shows a hang that no peer notices. The mesh and the worker itself
+    handle a hang that a peer notices.
     """
 
     def __init__(
@@ -39,10 +39,9 @@ class Worker:
         say: Callable[[str], None],
         crashed: Callable[[str, int], None],
     ) -> None:
-        """`folder`: where the worker leaves its verdict; `name`: what a message calls it now.
+        """`folder`: for the worker's verdict; `name`: its present name in messages.
 
-        `crashed` is told how the worker has crashed or hangs, and its step where that is known,
-        else 0.
+        `crashed` takes how the worker has crashed or hangs, and its step, 0 if unknown.
         """
         self._name, self._say, self._crashed = name, say, crashed
         self._folder, self._local_rank = folder, local_rank
@@ -55,12 +54,11 @@ class Worker:
         return self._pid if self._pid and Path(f"/proc/{self._pid}").exists() else 0
 
     def look(self) -> str:
-        """To be called in the main thread again and again. Raises what `crashed` raises.
+        """Call it in the main thread again and again. Raises the errors of `crashed`.
 
-        How it has hung, if it was killed now: it may live on in the kernel, by a disk that hangs.
+        Returns how the worker hung if it was killed now; on a hanging disk it may survive the kill.
 
-        A worker without a pulse of its own has not come so far yet: it may take as long as one on
-        the way to its first step.
+        A worker without a pulse is still starting: its limit is that of the first step.
         """
         from gptddp.distributed import connect  # with torch, for which the launcher does not wait
 
@@ -71,23 +69,23 @@ class Worker:
         seconds = self._silence.listen(it.pid, it.beats)
         if not it.pid or seconds <= it.limit_s + LATER_S:
             return ""
-        self._silence = pulse.Silence()  # it is told once, and again if it lives on
+        self._silence = pulse.Silence()  # one message, and another if the worker survives
         where = self._where(it.pid)
         self._say(f"no progress for {seconds:.0f} s: {self._name()} {where}: it is killed")
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        with contextlib.suppress(ProcessLookupError):  # the worker has ended by itself
             os.kill(it.pid, signal.SIGKILL)
         if it.step and "SIGSTOP" not in where:  # a volume may hang at the start
             self._crashed(f"it {where}", it.step)
         return f"it {where}"
 
     def _where(self, pid: int) -> str:
-        """Where it is, by the stack that it writes on SIGUSR1: `hangs in f (a.py:7)`."""
+        """Where the worker is, by the stack that it writes on SIGUSR1: `hangs in f (a.py:7)`."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
         time.sleep(STACK_S)
         try:  # see `distributed/process.py`
             whose, *lines = (self._folder / f"stack.{self._local_rank}").read_text().splitlines()
-            if whose != f"process {pid}":  # of one before it
+            if whose != f"process {pid}":  # of an earlier worker
                 return _NOT_BEGUN
         except FileNotFoundError:
             return _NOT_BEGUN
@@ -99,7 +97,7 @@ class Worker:
         return "is stopped (SIGSTOP)" if stat(pid)[:1] == ["T"] else pulse.hangs_in(calls)
 
     def ended(self, code: int) -> str:
-        """How it has ended, by its exit code. Raises what `crashed` raises."""
+        """How the worker ended, by its exit code. Raises the errors of `crashed`."""
         if code == NO_CODE:
             return "it died with the server that it was forked from"
         how = how_ended(code)

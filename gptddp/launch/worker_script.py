@@ -1,4 +1,4 @@
-"""The script that torchrun runs in each worker process: the trainer, with its way out."""
+"""The script that torchrun runs in each worker process: the trainer, and its exit."""
 
 from gptddp.distributed.process import run
 from gptddp.distributed.report import report
@@ -6,9 +6,9 @@ from gptddp.run import crash_loop
 
 
 def main() -> int:
-    """Train; the exit code. A trainer that cannot be imported, as own code, counts as its error.
+    """Train; return the exit code. A failed import of the trainer counts as the trainer's error.
 
-    Nobody else would tell: torchrun keeps an exception of its script for itself.
+    It is reported here, because torchrun does not show an exception of its script.
     """
     try:
         from gptddp import train

@@ -1,4 +1,4 @@
-"""What all ranks agree on before a step."""
+"""The agreement of all ranks before a step."""
 
 from dataclasses import dataclass
 
@@ -10,24 +10,24 @@ from gptddp.distributed.connect import World
 from gptddp.training.clock import RankSeconds
 
 _LOW = 0xFFFFFFFF
-_MOST_S = 2.0**40  # so that microseconds fit into int64: a state written by hand may have anything
+_MOST_S = 2.0**40  # microseconds must fit into int64, also from a state written by hand
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """The sum over all ranks of what each brought to the step."""
+    """Sums over all ranks, of their contributions to a step."""
 
     targets: int  # valid targets of the whole step, the denominator of its loss
     fp: int  # fingerprint of its rows, 64 bits
-    bad: bool  # some rank has a row group that it cannot read: the step is not done
-    stop: int  # so many ranks were asked to stop
-    late: int  # so many of them long ago
-    news: int  # so many know that the world is to be another
+    bad: bool  # a rank cannot read a row group: the step is not done
+    stop: int  # number of ranks asked to stop
+    late: int  # number of ranks asked to stop long ago
+    news: int  # number of ranks that know of a newer view
     save: bool  # rank 0 saves the state after this step
-    generation: int  # of rank 0's records; 0: it does not have them yet
-    logged: int  # up to this step the log is durable, as far as rank 0's life has written it
+    generation: int  # of rank 0's records; 0: not taken over yet
+    logged: int  # the log of rank 0's life is durable up to this step
     train_s: float  # seconds of training before the step, on rank 0, in whole microseconds
-    cursors: np.ndarray  # (lanes, 3) int64: where every lane stands after the step
+    cursors: np.ndarray  # (lanes, 3) int64: position of every lane after the step
 
 
 def agree(
@@ -37,14 +37,13 @@ def agree(
     spent: RankSeconds,
     world: World,
 ) -> Agreed:
-    """All ranks: one small all-reduce before the step, so that no decision is taken alone.
+    """All ranks: one small all-reduce before the step, so that no rank decides alone.
 
-    `said`: stop, late, news and save of this rank; `of_0`: generation, logged and train_s, which
-    count on rank 0. With it go the clocks of all ranks, and the memory that they have held, into
-    `spent`.
+    `said`: stop, late, news and save of this rank; `of_0`: generation, logged and train_s, used
+    from rank 0 only. The clocks of all ranks, and their peak memory, travel with it into `spent`.
 
-    The fingerprint travels as two halves, because a sum of int64 may not overflow. The seconds
-    travel as whole microseconds: so all ranks make the same float of them, and the same rate.
+    The fingerprint travels as two halves, because a sum of int64 must not overflow. The seconds
+    travel as whole microseconds, so all ranks get the same float and the same learning rate.
     """
     head = [batch.targets, batch.fp & _LOW, batch.fp >> 32, int(batch.bad >= 0), *map(int, said)]
     generation, logged, train_s = of_0

@@ -26,11 +26,11 @@ from gptddp.training.parts import LifeParts
 
 log = logging.getLogger(__name__)
 
-_TELL_S = 1.0  # between two words to the other ranks, who wait too
+_TELL_S = 1.0  # between two reports to the other ranks, which wait
 
 
 def first_world(world: World) -> bool:
-    """Wait for the world that the life begins in; False where one goes on, and this is to join it.
+    """Wait for the first world of the life; False where a world runs that this rank must join.
 
     Raises Broken where a rank is lost meanwhile.
     """
@@ -47,13 +47,13 @@ def first_world(world: World) -> bool:
 
 
 def joined(config: Config, dataset: Dataset, world: World) -> Origin:
-    """What the life has begun with that this worker comes into, as its ranks say.
+    """The origin of the life that this worker joins, from its ranks.
 
     Raises ConfigError and DataError where this worker was given other flags or data.
     """
     members = world.members
     assert members
-    live.phase("joining the ranks that go on")
+    live.phase("joining the running ranks")
     while not (told := members.wait_for(lambda: members.posts("origin"), _TELL_S)):
         pulse.beat()
         if not members.is_going:
@@ -61,14 +61,14 @@ def joined(config: Config, dataset: Dataset, world: World) -> Origin:
     about = next(iter(told.values()))
     world.life = about["life"]
     origin = Origin.from_json(about.get("origin"))
-    names = ["the ranks that go on", f"this worker ({environment.pod()})"]
+    names = ["the running ranks", f"this worker ({environment.pod()})"]
     check_same_data([about.get("data"), identity(dataset)], names)
     check_given([of_run(config)], origin.config, names[1:])
     return origin
 
 
 def introduction(life: LifeParts) -> dict[str, Any]:
-    """What a worker goes by that comes later: see `joined`."""
+    """The facts that a worker that joins later checks: see `joined`."""
     return {
         "origin": life.origin.to_json(),
         "life": life.world.life,
@@ -79,11 +79,11 @@ def introduction(life: LifeParts) -> dict[str, Any]:
 def newest_state(
     config: Config, dataset: Dataset, world: World, clock: PhaseClock
 ) -> tuple[Origin, SavedState, Lease | None]:
-    """All ranks: what the run goes on from, what this rank has of it, and rank 0's hold on the run.
+    """All ranks: the origin of the life, this rank's part of the state, and rank 0's lease.
 
-    Only rank 0 reads a checkpoint. If each read a part, a node whose view of a network volume is
-    old would have a good checkpoint set aside, and each rank would hold the state twice; it would
-    save 0.2 to 0.5 s of 1.1 to 2.4 s (0.5 GB, four ranks on two cores).
+    Only rank 0 reads a checkpoint. If each rank read a part, a node with an old view of a network
+    volume would cause a good checkpoint to be set aside, and each rank would hold the state twice.
+    It would save 0.2 to 0.5 s of 1.1 to 2.4 s (0.5 GB, four ranks on two cores).
     """
     live.phase("looking for the newest state of the run")
     given, data = world.gather(of_run(config)), world.gather(identity(dataset))
@@ -98,7 +98,7 @@ def newest_state(
             check_same_data(data, world.names)
             origin, loaded = open_run(config, dataset, world, lease.check, tell)
             check_given(given, origin.config, world.names)
-        except BaseException as error:  # whose life does not begin does not keep the run
+        except BaseException as error:  # release the lease if the start fails
             lease.release()
             if isinstance(error, OSError) and error.errno in MISPLACED:
                 what = f"run {config.run_dir} cannot be used: {explain(error)}"
@@ -109,9 +109,9 @@ def newest_state(
 
     about, meta = world.from_rank_0(on_rank_0)
     origin = Origin.from_json(about)
-    if origin.config.on_bad == "fail":  # files that this rank alone lacks
+    if origin.config.on_bad == "fail":  # files may be missing on this rank only
         patiently(dataset.check_whole)
-    tensors = loaded.tensors if loaded else {}  # on rank 0, or nowhere
+    tensors = loaded.tensors if loaded else {}  # on rank 0 at most
     return origin, SavedState(origin.source, origin.step, tensors, meta), lease
 
 

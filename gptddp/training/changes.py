@@ -1,4 +1,4 @@
-"""What a continued run is given other values for: taken, and recorded; or refused."""
+"""Changed settings of a continued run: accepted and recorded, or refused."""
 
 import dataclasses
 import json
@@ -20,11 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def resolve(config: Config, world: World, run: Config | None) -> Config:
-    """The configuration of a life, every field closed.
+    """The configuration of a life, with a value for every field.
 
-    What is not given is as the run has it; a new run (None) is closed by preset, defaults and
-    hardware. Raises ConfigError where a field is given that the run has fixed to
-    another value.
+    A field that is not given keeps the run's value; in a new run (None) it comes from preset,
+    defaults and hardware. Raises ConfigError where a given value differs from one that is fixed.
     """
     if run is None:
         return _closed(config, world)
@@ -38,10 +37,10 @@ def _closed(config: Config, world: World) -> Config:
 
 
 def check_given(given: Sequence[Any], config: Config, names: Sequence[str]) -> None:
-    """What each of these ranks was given (`of_run`), beside what the life runs with.
+    """Compare the configurations given to these ranks (`of_run`) with the life's.
 
-    The flags of rank 0 count, and any pod may become rank 0. So a rank that was given another value
-    is told. Raises ConfigError where the field is fixed.
+    The flags of rank 0 count, and any pod may become rank 0. So another value on a rank is logged.
+    Raises ConfigError where the field is fixed.
     """
     mine = json.loads(json.dumps(dataclasses.asdict(config)))
     theirs = {name: it for name, it in zip(names, given, strict=True) if isinstance(it, dict)}
@@ -51,12 +50,12 @@ def check_given(given: Sequence[Any], config: Config, names: Sequence[str]) -> N
                 text = f"{name} was given another configuration than rank 0 ({what})"
                 if fate == FIXED:
                     raise ConfigError(f"{text}: give all ranks the same flags")
-                log.warning("%s: rank 0's counts; give all ranks the same flags", text)
+                log.warning("%s: rank 0's is used; give all ranks the same flags", text)
                 break
 
 
 def identity(dataset: Dataset) -> dict[str, str | None]:
-    """What decides a rank's rows, and its steps, beside the configuration."""
+    """Hashes that decide a rank's rows and steps, beside the configuration."""
     tokenizer = dataset.tokenizer()
     library = None if dataset.pretokenized else tokenizer.library
     data = {"dataset": dataset.sha256, "tokenizer": tokenizer.sha256, "library": library}
@@ -64,19 +63,19 @@ def identity(dataset: Dataset) -> dict[str, str | None]:
 
 
 def check_same_data(found: Sequence[Any], names: Sequence[str]) -> None:
-    """`identity` of each of these ranks is that of the first; else DataError, with both."""
+    """Raise DataError, with both values, where an `identity` differs from the first."""
     for name, theirs in zip(names, found, strict=True):
         for what, mine in found[0].items():
             if isinstance(theirs, dict) and theirs.get(what) != mine:
                 raise DataError(
                     f"{name} has another {what} than {names[0]} ({theirs.get(what)!s:.24} instead "
-                    f"of {mine!s:.24}), so its steps would be others: give all ranks the same "
+                    f"of {mine!s:.24}), so its steps would differ: give all ranks the same "
                     "data, and the same image or environment"
                 )
 
 
 def record(recorded: Summary, config: Config, step: int, events: Events) -> None:
-    """Rank 0 only, before the first step: say what this life has other than the one before."""
+    """Rank 0 only, before the first step: record the changes since the life before."""
     if recorded.config is not None:
         before, now = recorded.config, to_saved(config)
         for field in changed(before, now, KEPT):

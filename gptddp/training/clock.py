@@ -1,7 +1,7 @@
-"""Where the seconds go: each second of a rank belongs to one phase, and all ranks know the table.
+"""Accounting of time: each second of a rank belongs to one phase, and all ranks have the table.
 
-The table of all ranks rides in the all-reduce that there is before each step (training/agree.py),
-so it costs no message of its own, and a rank that survives rank 0 has it too.
+The table of all ranks travels in the all-reduce before each step (training/agree.py). So it costs
+no extra message, and a rank that survives rank 0 has it too.
 """
 
 import time
@@ -14,13 +14,13 @@ from gptddp.distributed.hardware import PeakMemory
 
 PHASES = (
     "init",  # from the start of the trainer until the newest state is known
-    "restore",  # while rank 0 reads it, and from then until it is on all ranks
+    "restore",  # while rank 0 reads it, and while it is copied to all ranks
     "warmup",  # the first step of a life
-    "step",  # a step that no life had finished before, with the transport of its sums
-    "redo",  # one that a lost life had finished
-    "wait",  # within a step: for a slower rank
-    "data_wait",  # for the rows of a step
-    "checkpoint",  # what a save, or a fingerprint, takes from training
+    "step",  # a new step, with the transport of its sums
+    "redo",  # a step that a lost life had finished before
+    "wait",  # for a slower rank, within a step
+    "data_wait",  # wait for the rows of a step
+    "checkpoint",  # training time that a save or a fingerprint takes
     "eval",
     "logging",  # log, ledger and metrics, on rank 0
     "other",
@@ -41,13 +41,13 @@ class PhaseClock:
     """Each second since the start belongs to exactly one phase; the parts add up to the whole."""
 
     def __init__(self, phase: str = "init"):
-        self._ns = dict.fromkeys(PHASES, 0)  # whole numbers: no microsecond comes or goes
-        self.phase, self._since = phase, time.monotonic_ns()  # the present one, since then
+        self._ns = dict.fromkeys(PHASES, 0)  # integers: no microsecond is lost or added
+        self.phase, self._since = phase, time.monotonic_ns()  # the present phase, and its begin
         self.began = time.time()
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of the phases that have ended."""
+        """Seconds by phase, up to the last change of phase."""
         return {phase: ns / 1e9 for phase, ns in self._ns.items()}
 
     def enter(self, phase: str) -> None:
@@ -60,7 +60,7 @@ class PhaseClock:
         self.phase, self._since = phase, now
 
     def waited(self, seconds: float) -> int:
-        """Count so much of the present phase as waiting for other ranks, but no more than it has.
+        """Count so much of the present phase, at most all of it, as waiting for other ranks.
 
         Returns whole microseconds.
         """
@@ -70,18 +70,18 @@ class PhaseClock:
         return micros
 
     def worked(self, micros: int, phase: str) -> None:
-        """Count so much of the waiting as `phase` instead."""
+        """Count so much of the waiting time as `phase` instead."""
         self._ns["wait"] -= 1000 * micros
         self._ns[phase] += 1000 * micros
 
     def state(self, draining: bool) -> str:
-        """What this rank does now, as a metric shows it; `draining`: it was asked to stop."""
+        """The present state of this rank, for a metric; `draining`: it was asked to stop."""
         return "draining" if draining else STATES.get(self.phase, "training")
 
     def micros(self) -> np.ndarray:
-        """Until now, whole microseconds int64 (phases,), the present phase included.
+        """Whole microseconds until now, int64 (phases,), the present phase included.
 
-        It changes nothing: any thread may ask.
+        It changes nothing: any thread may call it.
         """
         ns = {**self._ns}
         ns[self.phase] += time.monotonic_ns() - self._since
@@ -89,14 +89,14 @@ class PhaseClock:
 
 
 class RankSeconds:
-    """The clocks of all ranks in this life, as of the last agreement: the same on every rank.
+    """The clocks of all ranks in this life, as of the last agreement; equal on every rank.
 
-    A rank waits twice in a step: at the agreement for those who come later, and within the step for
-    the sums. At the agreement that is what the last one has needed longer than it since all met
-    before. What every rank has waited for the sums is the time that they take: it is no wait, and
-    stays with the step.
+    A rank waits twice in a step: at the agreement for later ranks, and within the step for the
+    sums. The wait at the agreement is the difference to the slowest rank since the last meeting.
+    The shortest wait for the sums, over all ranks, is the time of their transport: it is no wait,
+    and stays with the step.
 
-    With them goes the most memory that each rank has held, since the table was last due.
+    The table also has the peak memory of each rank since the table was last due.
     """
 
     def __init__(self, clock: PhaseClock, world: World, device: torch.device | None = None) -> None:
@@ -105,9 +105,9 @@ class RankSeconds:
         self._begin(world)
 
     def enter(self, world: World, before: np.ndarray) -> None:
-        """The table begins anew in another world; the seconds before it are in the ledger.
+        """Clear the table in another world; the seconds before it are in the ledger.
 
-        `before`: of `PhaseClock.micros`, when its event was made.
+        `before`: `PhaseClock.micros` when the event of the world was made.
         """
         self._before = before
         self._begin(world)
@@ -116,37 +116,36 @@ class RankSeconds:
         self.peaks = np.zeros((world.world_size, len(self.memory.kinds)), dtype=np.int64)  # bytes
         self.micros = np.zeros((world.world_size, len(PHASES)), dtype=np.int64)
         self.busy_s = np.zeros(world.world_size)  # of each rank, in the last step
-        self.is_due = True  # is it time to put the table into the log? Now and then
+        self.is_due = True  # the table is due in the log
         self._rank = world.rank
-        self._late = np.zeros(world.world_size, dtype=np.int64)  # of the last, behind each; us
-        self._sums = 0  # waited within the last step, on this rank; us
-        self._kind = "step"  # its phase
-        self._meet()  # a life is made where all have the origin of it
+        self._late = np.zeros(world.world_size, dtype=np.int64)  # us before the last rank
+        self._sums = 0  # us that this rank waited within the last step
+        self._kind = "step"  # phase of the last step
+        self._meet()  # a life is made right after a collective for its origin
 
     def _meet(self) -> None:
-        """All ranks are here at the same moment: behind a collective that needs all of them."""
+        """All ranks are here at the same moment: after a collective that needs all of them."""
         self.met, self._met_busy = time.monotonic(), int(self.own()[_BUSY].sum())
         self._met_phase = self.clock.phase
 
     @property
     def since_s(self) -> float:
-        """Seconds since the ranks have met, as the table has them; from any thread."""
+        """Seconds since the meeting of the present table; any thread may ask."""
         return time.monotonic() - self.met
 
     def own(self) -> np.ndarray:
-        """Of this rank in this world, until now: whole microseconds int64 (phases,)."""
+        """Whole microseconds of this rank in this world until now, int64 (phases,)."""
         return self.clock.micros() - self._before
 
     def waited(self, seconds: float) -> None:
-        """Within the present phase, a step, this rank has waited so long for the sums."""
+        """Count so long of the present phase, a step, as this rank's wait for the sums."""
         self._sums, self._kind = self.clock.waited(seconds), self.clock.phase
 
     def mine(self) -> np.ndarray:
-        """What this rank brings to a sum over all ranks: its own row, zeros for the others.
+        """This rank's contribution to a sum over all ranks: its own row, zeros for the others.
 
-        Microseconds, int64 (ranks, phases + 3 + kinds of memory): behind the phases, those since
-        the ranks have met, how many of them it was busy, and how many it has waited for the sums;
-        then bytes.
+        int64 (ranks, phases + 3 + kinds of memory). Microseconds in each phase, since the ranks
+        met, busy since then, and waited for the sums; then bytes of memory.
         """
         width = len(PHASES) + 3 + len(self.memory.kinds)
         rows = np.zeros((len(self.micros), width), dtype=np.int64)
@@ -157,7 +156,7 @@ class RankSeconds:
         return rows
 
     def take(self, rows: np.ndarray) -> None:
-        """The sum of what all have brought: they have met."""
+        """Take the sum of all contributions: the ranks have met."""
         rows, met, self.peaks = np.split(rows, [len(PHASES), len(PHASES) + 3], axis=1)
         (since, busy, sums), rows = met.T, rows.copy()
         common, kind = int(sums.min()), self._kind
@@ -175,7 +174,7 @@ class RankSeconds:
         self._meet()
 
     def by_phase(self) -> dict[str, list[float]]:
-        """The table for log and ledger, as of when all had met: seconds of each rank, by phase."""
+        """The table for log and ledger, as of the last meeting: seconds of each rank, by phase."""
         rows = self.micros.copy()
         rows[:, _WAIT] += self._late
         seconds = {name: us / 1e6 for name, us in zip(PHASES, rows.T, strict=True)}

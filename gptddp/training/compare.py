@@ -1,4 +1,4 @@
-"""The first thing in a new world: do its ranks have the same state, and who lacks it?"""
+"""The first act in a new world: compare the states of its ranks, and hand the newest over."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,15 @@ from gptddp.training.parts import DUE, LifeParts
 
 
 def compare(life: LifeParts, layout: int, records: bool) -> tuple[int, bool]:
-    """All ranks: compare what each has, and give the newest state to those that lack it.
+    """All ranks: compare their states, and give the newest to the ranks that lack it.
 
-    No hash of all tensors, which would take longer than all else: ranks that did the same steps on
-    the same rows have the same state, and `Life.is_check_due` has it compared soon. But of the same
-    step one may know what another was cut off in: that rows are left out, or the evaluation.
+    Tensors are not hashed, because that would take longer than all the rest. Ranks that did the
+    same steps on the same rows have the same state, and `Life.is_check_due` compares it soon. At
+    the same step a rank may know more than a rank that was interrupted: a quarantine or evaluation.
 
-    `layout`: of DDP's buckets on this rank; `records`: has it those of rank 0? Returns a rank that
-    had the newest state, and whether rank 0 lacks the records. Raises Diverged; LifeLost where no
-    rank has a state; ConfigError on a rank that would add up its gradients in another order.
+    `layout`: of DDP's buckets on this rank; `records`: this rank has rank 0's records. Returns a
+    rank that had the newest state, and whether rank 0 lacks the records. Raises Diverged; LifeLost
+    where no rank has a state; ConfigError on a rank that would add up gradients in another order.
     """
     world = life.world
     step = life.step if life.live.is_whole else -1
@@ -26,20 +26,20 @@ def compare(life: LifeParts, layout: int, records: bool) -> tuple[int, bool]:
     generation = life.recorder.generation if life.recorder else life.generation
     mine = place, life.progress.chain_fp, layout, generation, records, machine(world.device), known
     rows = world.gather(mine)  # all ranks
-    places, chains, layouts, generations, have_books, machines, lines = zip(*rows, strict=True)
+    places, chains, layouts, generations, have_records, machines, lines = zip(*rows, strict=True)
     if (newest := max(places))[0] < 0:
-        raise LifeLost("no rank is left that has the state")
+        raise LifeLost("all ranks that had the state are lost")
     have = [rank for rank, it in enumerate(places) if it == newest]
     giver = have[0]
     if len({chains[rank] for rank in have}) > 1:
         raise Diverged({rank: chains[rank] for rank in have}, step, world.names)
     if layout != layouts[giver]:
         raise ConfigError(
-            "this worker's DDP would add up gradients in another order than the ranks that go on: "
+            "this worker's DDP would add up gradients in another order than the running ranks: "
             "all pods of a run must have the same torch, on the same kind of device"
         )
     if len({*layouts}) > 1:
-        raise LostPeer("a worker that has come would add up gradients in another order: it ends")
+        raise LostPeer("a joining worker would add up gradients in another order, so it ends")
     for rank in have if world.rank in have else ():
         life.line |= lines[rank]
     if life.line:
@@ -48,11 +48,11 @@ def compare(life: LifeParts, layout: int, records: bool) -> tuple[int, bool]:
         _hand_over(life, giver, lack)
         life.handed_on = life.step
     life.generation, life.machines = max(generations), sorted({*machines})
-    return giver, not have_books[0]
+    return giver, not have_records[0]
 
 
 def _hand_over(life: LifeParts, giver: int, lack: Sequence[int]) -> None:
-    """All ranks: the state of the rank `giver` to those that lack it, and what goes with it."""
+    """All ranks: send the state and the records of the rank `giver` to the ranks in `lack`."""
     world = life.world
     life.live.is_whole = has_it = world.rank not in lack
     for rank in lack:

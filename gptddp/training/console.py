@@ -1,4 +1,4 @@
-"""Rank 0's readable lines of a life, in its pod's log; log and ledger have nearly all of it."""
+"""Rank 0's readable lines in its pod's log; log and ledger have nearly all of their facts."""
 
 import logging
 import re
@@ -16,7 +16,7 @@ from gptddp.run.owners import goodput
 from gptddp.training import results
 from gptddp.training.events import Event
 
-_RECENT = 20  # steps, by whose median the time that is left is known
+_RECENT = 20  # steps; their median gives the remaining time
 _NOTE, _WARN = logging.INFO, logging.WARNING
 # By kind of event: the level of its line, and the text, which takes its fields. gptddp-k8s reads
 # some of them (k8s/observe/rank_0_log.py).
@@ -43,10 +43,10 @@ class Console:
         # seconds of steps, with their rows; not of the first step of a life, which compiles
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._is_first = True
-        self._unsaid: Event | None = None  # the last step, where it has had no line
-        self._goodput: float | None = None  # of the run, as far as it is known
+        self._unsaid: Event | None = None  # the last step, if it has no line yet
+        self._goodput: float | None = None  # of the run; None: not known
         self._storage_fails = False
-        self._faults = 0  # that this life has seen: ranks lost, and a life before that was
+        self._faults = 0  # seen by this life: lost ranks, and a lost life before it
         self._bpb = ""  # of the newest evaluation
 
     def __call__(self, event: Event) -> None:
@@ -75,7 +75,7 @@ class Console:
         log.info("changed after step %d: %s: %s -> %s", event["step"], field, old, new)
 
     def _on_start(self, event: Event) -> None:
-        """The run, and where this life goes on."""
+        """Log what the run is, and where this life continues."""
         c, params, step = self._config, event["params"], event["step"]
         what = f"{c.preset}, {units.amount(params)} parameters, {c.precision} on {event['device']}"
         rows = f"{c.batch} rows of {c.seq_len} tokens a step"
@@ -86,8 +86,8 @@ class Console:
         log.info("life %d: %s%s", event["generation"], where, redo)
 
     def _on_step(self, event: Event) -> None:
-        """A step that is skipped, an evaluation; loss, speed and ETA, drawn on a terminal, or
-        after the first step and every `log_every` steps.
+        """Log a skipped step and an evaluation; show loss, speed and ETA: drawn on a terminal, or
+        logged after the first step and every `log_every` steps.
         """
         line = event["line"]
         if line["loss"] is None:
@@ -120,7 +120,7 @@ class Console:
         return parts
 
     def _state(self, event: Event) -> list[str]:
-        """How well it goes."""
+        """Goodput, failing storage, slow ranks."""
         parts = [] if self._goodput is None else [f"goodput {units.percent(self._goodput)}"]
         if self._storage_fails:
             parts.append("storage fails")
@@ -137,7 +137,7 @@ class Console:
         return [*parts, *self._state(event)]
 
     def _say_step(self) -> None:
-        """The line of the last step, once. gptddp-k8s reads it."""
+        """Log the line of the last step, once. gptddp-k8s reads it."""
         event, self._unsaid = self._unsaid, None
         if event is None:
             return
@@ -162,7 +162,7 @@ class Console:
     def _on_storage(self, event: Event) -> None:
         self._storage_fails = event["fails"]
         if event["fails"]:
-            log.error("STORAGE: %s; training goes on, and tries again", event["trouble"])
+            log.error("STORAGE: %s; training continues, and retries", event["trouble"])
         else:
             log.warning("STORAGE: it works again")
 
@@ -173,7 +173,7 @@ class Console:
         log.warning("step %d was the last; %s", event["step"], wait)
 
     def _on_ended(self, event: Event) -> None:
-        """How the life has ended, where its last state is, and what has come out of the run."""
+        """Log how the life ended, where its last state is, and the results of the run."""
         self._say_step()
         step, cause = event["step"], event["cause"]
         verb = "stopped" if cause == "stopped" else "finished"

@@ -17,16 +17,16 @@ from gptddp.training.recorder import Recorder
 from gptddp.training.stop import StopFlag
 
 WAIT_S = 600.0
-TELL_S = 5.0  # then the wait is told
+TELL_S = 5.0  # then the wait is reported
 _MEET_S = 1.0  # between two meetings of the ranks
-_READ_S = 0.2  # the same, while readers of the last numbers are waited for
+_READ_S = 0.2  # between two meetings, while waiting for readers of the last numbers
 
 
 class Ending(threading.Thread):
-    """Rank 0 only: has the last state on disk, then says in the records how this life ended.
+    """Rank 0 only: save the last state, then record how this life ended.
 
-    A thread, as the disk may hang. It tries again until the disk takes it or no try is left;
-    `done` says if it did. One for the records of a life: it goes on where a peer is lost meanwhile.
+    A thread, because the disk may hang. It retries until it succeeds (`done`) or no try remains.
+    Each recorder has one: it continues if a peer is lost meanwhile.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Ending(threading.Thread):
         self._give_up = threading.Event()
 
     def wait(self, seconds: float, last_try: bool) -> None:
-        """Wait a while; `last_try`: the attempt in flight is the last. Raises Superseded."""
+        """Wait so long at most; `last_try`: allow no attempt after this one. Raises Superseded."""
         if last_try:
             self._give_up.set()
         self.join(seconds)
@@ -58,14 +58,14 @@ class Ending(threading.Thread):
         self.done = error is None
 
     def _record(self, where: str) -> str | None:
-        """Record it, and what has come out of a run that is finished; why the disk has not it."""
+        """Record the end, and the results of a finished run; return the disk's error, if any."""
         recorder, now = self.recorder, self._progress
         stop: dict[str, Any] = {"step": now.step, "cause": self._cause, **recorder.of_step(now)}
         stop |= {"tokens": now.tokens, "train_s": now.train_s}
         if self._cause != "stopped":
             stop["results"] = recorder.results(now)
         recorder.events.emit("stop", **stop, since_s=round(recorder.spent.since_s, 3))
-        error = self._insist(recorder.log.sync)  # and the ledger before it
+        error = self._insist(recorder.log.sync)  # syncs the ledger first
         if error is None and self._cause != "stopped":
             recorder.copy_finished(stop)
         ended = {"step": now.step, "cause": self._cause, "where": where}
@@ -73,7 +73,7 @@ class Ending(threading.Thread):
         return error
 
     def _insist(self, work: Callable[[], None]) -> str | None:
-        """Do it until the disk lets us; the error if no try is left."""
+        """Retry `work` until it succeeds; return the error if no try remains."""
         while True:
             try:
                 work()
@@ -81,17 +81,17 @@ class Ending(threading.Thread):
             except OSError as error:
                 if self._give_up.wait(RETRY_S):
                     return str(error)
-            except Exception as error:  # no disk will mend it
+            except Exception as error:  # a retry cannot help
                 return str(error)
 
 
 def save_last(
     ending: Ending | None, world: World, asked: Callable[[], bool], step: int, stopped: bool
 ) -> bool:
-    """All ranks: wait for the last checkpoint and the records; False if a stop has ended the wait.
+    """All ranks: wait for the last checkpoint and the records; False if a stop ended the wait.
 
     The ranks meet every second, so no collective times out while rank 0 waits for the disk. A stop
-    lets the attempt in flight finish and allows no other. Raises OSError after ten minutes.
+    lets the attempt in flight finish and allows no further one. Raises OSError after ten minutes.
     """
     began, reported = time.monotonic(), False
     while True:
@@ -111,14 +111,14 @@ def save_last(
         if not waits and stopped:
             return False
         if not waits:
-            trouble = ending.recorder.saves.trouble if ending else "rank 0 says why"
+            trouble = ending.recorder.saves.trouble if ending else "see rank 0's log"
             raise OSError(errno.EIO, f"the last checkpoint cannot be written: {trouble}")
 
 
 def wait_for_readers(recorder: Recorder | None, world: World, stop: StopFlag) -> None:
-    """All ranks: wait until Prometheus and a tracker have the last numbers, or a rank is to stop.
+    """All ranks: wait until Prometheus and a tracker have the last numbers, or a rank must stop.
 
-    Together: the first pod that has exited would make the operator delete the others.
+    They wait together: once the first pod exits, the operator deletes the others.
     """
     if recorder:
         live.phase("waiting until the last numbers are read")

@@ -1,4 +1,4 @@
-"""From a command line to a life of a run, and from how that ends to an exit code."""
+"""Turn a command line into a life of a run, and the end of the life into an exit code."""
 
 import logging
 import sys
@@ -28,7 +28,7 @@ log = logging.getLogger("gptddp")
 
 
 def main(train: Callable[[Life], None], args: Sequence[str] | None = None) -> int:
-    """Parse, connect, train; the exit code, with one line instead of a traceback for a mistake."""
+    """Parse, connect, train; return the exit code. A mistake gives one line, no traceback."""
     with shown() as screen:
         handler = logging.StreamHandler(screen)
         handler.setFormatter(VisibleFormatter("%(message)s"))
@@ -53,8 +53,8 @@ def _run(train: Callable[[Life], None], args: Sequence[str] | None) -> int:
         if environment.ranks().rank == 0:
             log.info("%s: %s", config.run_dir, done)
     except Stopped:
-        return stop.exit_code  # rank 0 has said what was saved
-    except Superseded as error:  # its peers, if it still has any, will start again with it
+        return stop.exit_code  # rank 0 has logged the save
+    except Superseded as error:  # its peers, if any, start again with it
         log.error("gptddp train: %s", error)
         return error.exit_code
     except GptddpError as error:
@@ -72,16 +72,16 @@ def _run(train: Callable[[Life], None], args: Sequence[str] | None) -> int:
         raise
     finally:
         stop.close()
-    # a launcher that has passed a signal on waits for an end, and for no success any more
+    # a launcher that forwarded a signal does not expect success any more
     return stop.exit_code if stop.asked and environment.members() else 0
 
 
 def begin(config: Config, world: World, stop: StopFlag) -> Life:
-    """All ranks: a new life of the run, from the newest valid state on disk or in any memory.
+    """All ranks: a new life of the run, from the newest valid state on disk or in memory.
 
     Raises ConfigError, DataError and CheckpointError, on every rank, as `open_run` does.
     """
-    clock = PhaseClock()  # gives every second from here on to one phase
+    clock = PhaseClock()  # assigns every second from here on to one phase
     # Damage is refused before anything is written, or below, where the run's on_bad is known.
     live.phase("opening the dataset")
     dataset = patiently(lambda: open_dataset(config.data, config.on_bad or "quarantine"))
@@ -89,7 +89,7 @@ def begin(config: Config, world: World, stop: StopFlag) -> Life:
     if first_world(world):
         found = newest_state(config, dataset, world, clock)  # all ranks
         life = Life(*found, dataset, world, stop, clock)
-    else:  # it goes on already
+    else:  # the life runs already
         life = Life(joined(config, dataset, world), None, None, dataset, world, stop, clock)
     notes = [*dataset.warnings(), *tokenizer.warnings(), *advice(life.config, world.world_size)]
     for warning in notes if world.rank == 0 else ():

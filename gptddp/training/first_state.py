@@ -1,4 +1,4 @@
-"""What a run begins with in place of its seed: the weights of a folder. Rank 0 only."""
+"""The first state of a run that begins with the weights of a folder. Rank 0 only."""
 
 import dataclasses
 import logging
@@ -18,25 +18,25 @@ log = logging.getLogger(__name__)
 
 
 def with_fields_of_folder(config: Config) -> Config:
-    """The configuration of a new run, with what the folder `init_from` decides, if one is given.
+    """The configuration of a new run, with the fields that a given folder `init_from` decides.
 
-    Raises ConfigError where a field is given that contradicts it; OSError that may pass.
+    Raises ConfigError where a given field contradicts the folder; OSError that may pass.
     """
     if not config.init_from:
         return config
     if config.depth:
         raise ConfigError(
-            f"depth is {config.depth}, and the model of --init-from has a shape: leave out --depth"
+            f"depth is {config.depth}, but --init-from decides the model's shape: leave out --depth"
         )
     folder = open_folder(Path(config.init_from))
     for name, there in folder.fields.items():
         given = getattr(config, name)
-        # Positions are left out; a window is half a row, and would be another one.
+        # Fewer positions are fine; but a window is half a row, so it would change.
         fewer = name == "seq_len" and given is not None and given < there
         fewer = fewer and "S" not in folder.fields["windows"]
         if given not in (None, there) and not fewer:
             raise ConfigError(
-                f"{name} is {given}, and {folder.path / 'config.json'} has {there}: leave out "
+                f"{name} is {given}, but {folder.path / 'config.json'} has {there}: leave out "
                 f"{flag(name)} to train that model"
             )
     open_ = {name: it for name, it in folder.fields.items() if getattr(config, name) is None}
@@ -44,16 +44,16 @@ def with_fields_of_folder(config: Config) -> Config:
 
 
 def check_continued(given: str, known: str, config: Config, dataset: Dataset) -> None:
-    """Refuse a folder (`given` for this start) that a run which goes on was not begun from.
+    """Refuse a folder (`given`) if a continued run did not begin from it.
 
-    One that is not there is not missed: the weights are needed only where the run has no state yet.
-    Nor is one read that the last life was given (`known`). Raises ConfigError, OSError.
+    A missing folder is accepted: only a run without a state needs the weights. The folder that the
+    last life was given (`known`) is not read again. Raises ConfigError, OSError.
     """
     if not given or given == known:
         return
     if not config.init_sha256:
         raise ConfigError(
-            f"run {config.run_dir} was begun with the weights of its seed: leave out --init-from "
+            f"run {config.run_dir} began with random weights: leave out --init-from "
             "to continue it, or give another --run-dir"
         )
     if exists(Path(given) / "config.json"):
@@ -63,11 +63,10 @@ def check_continued(given: str, known: str, config: Config, dataset: Dataset) ->
 def first_state(
     config: Config, dataset: Dataset, tell: Callable[[str], None] = lambda _: None
 ) -> tuple[SavedState, str]:
-    """The weights that a run begins with, by the names of a checkpoint, and their hash.
+    """The weights with which a run begins, by their names in a checkpoint, and their hash.
 
-    `tell`: how far it is. The optimizer is as it is made. Raises ConfigError where they are not
-    there, not usable, or others than `init_sha256` says;
-    OSError that may pass.
+    `tell`: reports progress. The optimizer keeps its initial state. Raises ConfigError where the
+    weights are missing, unusable, or not those of `init_sha256`; OSError that may pass.
     """
     if not config.init_from:
         raise ConfigError(
@@ -82,7 +81,7 @@ def first_state(
     if config.init_sha256 not in ("", weights.sha256):
         raise ConfigError(
             f"--init-from {folder.path} has other weights (sha256 {weights.sha256[:12]}...) than "
-            f"{config.init_sha256[:12]}..., with which run {config.run_dir} begins: put those "
+            f"{config.init_sha256[:12]}..., with which run {config.run_dir} begins: put these "
             "back, or give another --run-dir"
         )
     log.info("weights of %s (sha256 %s...)", folder.path, weights.sha256[:12])

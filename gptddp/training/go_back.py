@@ -1,8 +1,8 @@
-"""--from-step: the run goes back to a kept checkpoint, and leaves what it has done beyond it.
+"""--from-step: the run goes back to a kept checkpoint, and abandons its later steps.
 
-The ledger has the branch first. Then the checkpoint is committed once more, in the name of the life
-that begins: so it is newer than all others, and whatever takes up or prunes a state finds it. A
-life that is killed in between leaves that to the next one.
+The branch is written to the ledger first. Then the checkpoint is committed again, under the
+generation of the new life. So it is newer than all others, and every load or prune finds it. If a
+life is killed in between, the next life finishes the branch.
 """
 
 import logging
@@ -35,13 +35,13 @@ def go_back(
     fence: Callable[[], None],
     tell: Tell,
 ) -> None:
-    """Rank 0 only, before the newest state is looked for: begin the branch that is asked for.
+    """Rank 0 only, before the search for the newest state: begin the requested branch.
 
-    `given`: what this start was given; `config`: with all that the run has; `fence` raises
-    Superseded where another life has the run by now. Also finishes a branch that the ledger has
-    and that has no state yet, whatever this start was given. Raises ConfigError where there is no
-    checkpoint of that step, or the run cannot be written; CheckpointError where none of that step
-    is valid; OSError for trouble of the volume that may pass.
+    `given`: the configuration given to this start; `config`: the complete one; `fence` raises
+    Superseded where another life has the run by now. Also finishes a branch in the ledger that has
+    no state yet, for any `given`. Raises ConfigError where no checkpoint of that step exists, or
+    the run cannot be written; CheckpointError where no checkpoint of that step is valid; OSError
+    for trouble of the volume that may pass.
     """
     run, new = Path(config.run_dir), asks_for_another(given, recorded.branches)
     if not new and (not recorded.branches or _has_state(run, run_id, recorded)):
@@ -49,7 +49,7 @@ def go_back(
     step = config.from_step if new else int(recorded.branches[-1]["step"])
     tell(f"looking for a checkpoint of step {step}")
     loaded = load_step(run, step, run_id, recorded.commits, tell)
-    log.warning("run %s goes back to %s: what it has done beyond is left", run, loaded.name)
+    log.warning("run %s goes back to %s: its later steps are abandoned", run, loaded.name)
     try:
         if new:
             fence()
@@ -70,7 +70,7 @@ def _has_state(run: Path, run_id: str, recorded: Summary) -> bool:
 
 
 def _record(config: Config, generation: int, loaded: SavedState, recorded: Summary) -> None:
-    """The branch, durably. Raises OSError."""
+    """Write the branch durably. Raises OSError."""
     branch = {"step": loaded.step, "life": loaded.generation, "name": loaded.name, **about(config)}
     with closing(Ledger(config.run_dir)) as file:
         file.event("branch", generation, **branch)
@@ -86,30 +86,30 @@ def _commit(
     fence: Callable[[], None],
     tell: Tell,
 ) -> None:
-    """The checkpoint once more, as one of this life. Raises OSError, CheckpointError."""
+    """Commit the checkpoint again, as one of this life. Raises OSError, CheckpointError."""
     writer = Writer(
         config.run_dir,
         generation,
         run_id=run_id,
         config=to_saved(config),
         parent=loaded.name,
-        keep=0,  # nothing is deleted for it: it may be what is gone back to
+        keep=0,  # delete nothing: it could be `loaded`
         before_commit=fence,
     )
     began = time.monotonic()
     writer.submit(loaded.step, loaded.tensors, loaded.meta, anew=True)
     while not writer.wait(1.0):
-        tell(f"saving {loaded.name} anew, for {time.monotonic() - began:.0f} s")
+        tell(f"saving {loaded.name} again, for {time.monotonic() - began:.0f} s")
     if isinstance(writer.failure, CheckpointError):
-        raise CheckpointError(f"{loaded.name} cannot be saved anew: {writer.failure}")
+        raise CheckpointError(f"{loaded.name} cannot be saved again: {writer.failure}")
     if writer.failure:
         raise writer.failure
 
 
 def way_back(run: Path, bad: int) -> str:
-    """How to go back to before step `bad`, the first that was not finite, or far too large.
+    """How to go back to before step `bad`, the first non-finite or far too large one.
 
-    The update of the step before it may have spoilt the weights: so to before that, if it is kept.
+    The update of the step before may have spoilt the weights, so an older checkpoint is preferred.
     """
     names: list[str] = []
     with suppress(OSError):
@@ -119,5 +119,5 @@ def way_back(run: Path, bad: int) -> str:
     if best is not None:
         return f"to go back to step {best}: --from-step {best}, with a lower --lr"
     if names:
-        return "no checkpoint of before is kept: begin anew with a lower --lr, in another --run-dir"
-    return "nothing was saved yet: with a lower --lr it begins at step 0 again"
+        return "no earlier checkpoint is kept: begin again with a lower --lr, in another --run-dir"
+    return "no checkpoint was saved yet: start again from step 0 with a lower --lr"

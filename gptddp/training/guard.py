@@ -23,17 +23,17 @@ from gptddp.training.parts import LifeParts
 
 
 class Guard:
-    """Around all that a life does; `hung` is for a thread of its own, where the main one hangs."""
+    """Handles the errors of a life; a separate thread calls `hung` when the main thread hangs."""
 
     def __init__(self, life: LifeParts) -> None:
         self._life = life
-        self.restored = False  # before it is, no hang is counted
+        self.restored = False  # False: no hang is counted yet
         self.since = 0.0  # monotonic: the end of the last step
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """A lost peer ends it where no other world follows (LostPeer), and so do ranks that differ
-        (Diverged). An error of the trainer's own is counted (CrashLoopError the third time).
+        """Around a life. A lost peer ends it where no other world follows (LostPeer); so do ranks
+        that differ (Diverged). An error of the trainer is counted (CrashLoopError the third time).
         """
         life = self._life
         self.since = time.monotonic()
@@ -46,19 +46,19 @@ class Guard:
                     f"loss or gradient not finite {life.progress.skipped} times in a row"
                 )
             if life.config.metrics_port:
-                with suppress(RuntimeError):  # a rank that is lost now changes nothing
+                with suppress(RuntimeError):  # a rank lost now changes nothing
                     wait_for_readers(life.recorder, life.world, life.stop)  # all ranks
             raise
         except Superseded as error:
             if life.world.is_static:
                 raise
-            raise LifeLost(str(error)) from error  # as another member it comes back
+            raise LifeLost(str(error)) from error  # it returns as a new member
         except GptddpError:
             raise
         except Exception as error:
             if is_lost_peer(error):
                 cause = blame(error, life.world, time.monotonic() - self.since)
-                if life.recorder and self.restored:  # else the ledger has no start of it
+                if life.recorder and self.restored:  # before that the ledger lacks its start
                     self._record_end(cause)
                 raise LostPeer(f"after step {life.step}: {cause}") from error
             if isinstance(error, Diverged):
@@ -73,7 +73,7 @@ class Guard:
                 life.recorder.close()
 
     def _record_end(self, cause: str) -> None:
-        """Rank 0 only: say how this life has ended; nobody else could."""
+        """Rank 0 only: record how this life ended; no other rank can."""
         life = self._life
         assert life.recorder
         spent = life.spent
@@ -81,20 +81,20 @@ class Guard:
         life.recorder.events.emit("end", step=life.step, cause=cause, at=time.time(), **about)
 
     def _count(self, error: Exception) -> GptddpError | None:
-        """What ends the job, where too many lives have failed alike."""
+        """The error that ends the job, if too many lives have failed alike; else None."""
         life = self._life
         is_own = isinstance(error, Hung) or not isinstance(error, LifeLost)
-        if not is_own or not life.generation:  # 0: an audit's
+        if not is_own or not life.generation:  # 0: an audit
             return None
         about = {"generation": life.generation, "rank": life.world.rank}
         run, step = Path(life.config.run_dir), life.step + 1
         return crash_loop.final(error, run, step=step, pod=environment.pod(), **about)
 
     def hung(self, where: str) -> int:
-        """In a thread: this rank hangs, and its process is about to end with this exit code.
+        """In a thread: handle a hang of this rank; return the exit code for its process.
 
-        An error of the trainer's own, but for a hang on the way to the first step, where it is
-        mostly a volume, and for a volume that is waited for: it may come back.
+        A hang counts as an error of the trainer, with two exceptions: before the first step, where
+        the cause is mostly a volume, and while it waits for a volume, which may recover.
         """
         reads = storage.waited_for()
         hung = Hung(f"it {where}, waiting for {reads}" if reads else f"it {where}")

@@ -1,8 +1,8 @@
-"""One life of a run, around the loop of `train`: what stands between the lines of its model step.
+"""One life of a run: all that the loop of `train` needs around its model step.
 
-A life begins from the newest state on the storage, or comes into the world of one that goes on. It
-saves its own there, now and then and at its end. What becomes of it as ranks are lost and come is
-in worlds.py.
+A life begins from the newest state on the storage, or its ranks join the world of a running life.
+It saves its state there, at intervals and at its end. worlds.py handles ranks that are lost or
+join.
 """
 
 import math
@@ -43,14 +43,14 @@ from gptddp.training.samples import sample
 from gptddp.training.stop import StopFlag
 from gptddp.training.worlds import Worlds
 
-_PATIENCE = 8  # so many times as long as a step takes, a silent peer is waited for
+_PATIENCE = 8  # timeout of a collective, in usual times of a step
 
 
 class Life(LifeParts):
-    """A life of the run as the loop sees it. Methods are for all ranks alike.
+    """A life of the run, as the loop sees it. All ranks call the same methods.
 
-    The live state (tensors and progress) is whole except within `stepping`: only then is there none
-    to hand on. Storage, log and metrics are rank 0's, in `recorder`.
+    The live state (tensors and progress) is whole except within `stepping`: only there it cannot be
+    handed on. Rank 0 has storage, log and metrics, in `recorder`.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Life(LifeParts):
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Around all of it: rows are read, and how the life ends is recorded, see guard.py."""
+        """Around the life: read rows, and record how the life ends, see guard.py."""
         data = self.progress.data if self._state else None
         self.rows = Rows(self.dataset, self.config, self.world, data)
         try:
             with self._guard.around():
-                if not self.step:  # a mistake is told at once; a recovery must not wait for them
+                if not self.step:  # report a mistake at once; a recovery must not wait
                     live.phase("reading the validation data")
                     _ = self.rows.validation
                 live.phase("building the model")
@@ -96,10 +96,10 @@ class Life(LifeParts):
             self.rows.close()
 
     def restore(self, net: GPT, tensors: Mapping[str, Tensor], sums: Sums) -> None:
-        """All ranks: the newest state into these live tensors, by name; then the life has begun.
+        """All ranks: load the newest state into these live tensors, by name, and begin the life.
 
-        Not on a rank that comes later. Raises CheckpointError where the state is another model's or
-        not the one that was saved, Diverged where ranks differ.
+        A rank that joins later loads nothing here. Raises CheckpointError where the state is that
+        of another model, or not as saved; Diverged where ranks differ.
         """
         self.clock.enter("restore")
         self.net, self.tensors = net, tensors
@@ -108,7 +108,7 @@ class Life(LifeParts):
         if state is None:
             return
         if saved := state.tensors:  # one rank only
-            # weights alone begin a run: the optimizer is as it is made
+            # a run begins with weights only: the optimizer keeps its initial state
             copy_into(tensors if self.step else {n: tensors[n] for n in saved}, saved)
         if self.step or self.config.init_sha256:
             self.world.broadcast(tensors.values(), 0)  # all ranks
@@ -121,17 +121,17 @@ class Life(LifeParts):
         if self.recorder:
             self.recorder.begin(tensors, net.n_params(), self.progress, self.machines)
         self._begun()  # all ranks
-        chain = f"{self.progress.chain_fp:016x}"  # the log may be another run's
+        chain = f"{self.progress.chain_fp:016x}"  # the line may be another run's
         known = self.origin.line or {}
         self.line = known if known.get("chain_fp") == chain else {}
 
     def _begun(self) -> None:
-        """All ranks: keep how these records begin, as long as it is not on rank 0's disk."""
+        """All ranks: keep the first events of these records until they are on rank 0's disk."""
         begun = self.recorder.ledger.pending() if self.recorder else []
         self.live.begun(self.world.broadcast_value(begun, 0), self.step)  # all ranks
 
     def go_on(self, moved: bool) -> None:
-        """All ranks, which have the same state: what is due before the next step; `moved`: into
+        """All ranks, with the same state: do what is due before the next step; `moved`: into
         another world.
         """
         self.stop.holds = self._guard.restored = True
@@ -141,7 +141,7 @@ class Life(LifeParts):
             return
         self.rows.move(self.progress.data, self.world.rank, self.world.world_size)
         self.cause = used_up(self.config, self.step, self.progress.tokens)
-        if self.recorder and self.recorder.last_step < self.step:  # cut off behind the step
+        if self.recorder and self.recorder.last_step < self.step:  # interrupted after the step
             self.recorder.step(self.line, self.progress, 0.0)
         elif self.recorder and self.line and self.recorder.line != self.line:  # another had more
             self.recorder.completed(self.line, "val_loss" in self.line)
@@ -149,7 +149,7 @@ class Life(LifeParts):
     # -- a step ------------------------------------------------------------------------------------
 
     def next_batch(self) -> Batch:
-        """This rank's rows of the next step; none, and `bad`, where a row group cannot be read."""
+        """This rank's rows of the next step; no rows, and `bad`, for an unreadable row group."""
         self.clock.enter("data_wait")
         pulse.beat(self.step + 1)
         decided = self.origin.quarantine.get(self.step, ())
@@ -162,7 +162,7 @@ class Life(LifeParts):
         return batch
 
     def agree(self, batch: Batch) -> Agreed:
-        """All ranks: what this step is, and whether it is done at all; no rank decides alone."""
+        """All ranks: agree on this step, and whether it is done; no rank decides alone."""
         self.worlds.take_records()
         saves = self.recorder.saves if self.recorder else None
         due = saves is not None and saves.is_due(self.worlds.save_within_s)
@@ -175,13 +175,13 @@ class Life(LifeParts):
         if agreed.generation > self.generation:  # a new rank 0 has the records
             self.generation = agreed.generation
             self._begun()  # all ranks
-        now.train_s = agreed.train_s  # whichever rank's state is gone on from, it has what decided
+        now.train_s = agreed.train_s  # kept in the state of every rank
         self.cause = used_up(self.config, now.step, now.tokens, now.train_s)
         self.worlds.agreed(agreed.stop, agreed.late, asked, agreed.news)
         return agreed
 
     def quarantine(self, batch: Batch) -> None:
-        """All ranks: leave out for good what some rank cannot read; the step is tried again."""
+        """All ranks: leave out unreadable row groups for good; the step is repeated."""
         self.clock.enter("data_wait")
         decision = quarantine.decide(batch, self.rows.loader, self.progress, self.world)
         about = {"time": time.time(), "generation": self.generation, "step": self.step}
@@ -190,18 +190,18 @@ class Life(LifeParts):
             self.recorder.events.emit("quarantine", **event)
         elif self.worlds.takeover:
             self.worlds.takeover.events.append(event)
-        self.live.keep_event(event, self.step)  # every rank keeps it, as rank 0 may be lost
+        self.live.keep_event(event, self.step)  # on every rank, because rank 0 may be lost
         self.rows.reopen(self.progress.data)
 
     @contextmanager
     def stepping(
         self, batch: Batch, agreed: Agreed, numbers: Mapping[str, float], wait_s: float
     ) -> Iterator[bool]:
-        """Around the change of the live state: whole before and after, and not to be left within.
+        """Around the change of the live state, which is whole before and after but not within.
 
-        `numbers`: loss, grad_norm and lr. Yields whether they are finite, which is the same on
-        every rank, as they come out of sums over all of them. A step that is not has used its data
-        all the same. `wait_s`: how long this rank has waited for others in it.
+        `numbers`: loss, grad_norm and lr. Yields whether they are finite: the same on every rank,
+        because they come from sums over all ranks. A step that is not finite uses its data anyway.
+        `wait_s`: how long this rank has waited for others in the step.
         """
         self.spent.waited(wait_s)
         finite = all(map(math.isfinite, numbers.values()))
@@ -221,9 +221,9 @@ class Life(LifeParts):
     def _line_of(
         self, batch: Batch, agreed: Agreed, step_s: float, numbers: Mapping[str, float | None]
     ) -> dict[str, Any]:
-        """Of the log, for the step that is just finished; `step_s`: without the wait for its rows.
+        """The line of the log for the finished step; `step_s`: without the wait for its rows.
 
-        Every rank makes the same one, as rank 0 may be lost.
+        Every rank makes the same line, because rank 0 may be lost.
         """
         now, spent = self.progress, self.spent
         line: dict[str, Any] = {
@@ -237,7 +237,7 @@ class Life(LifeParts):
             "world_size": self.world.world_size,
             "time": time.time(),
         }
-        if self.config.max_time:  # without it the rate is a function of step and tokens
+        if self.config.max_time:  # otherwise step and tokens decide the learning rate
             line["train_s"] = agreed.train_s
         if spent.is_due:
             line |= {"phases": spent.by_phase(), "since_s": round(spent.since_s, 3)}
@@ -247,11 +247,11 @@ class Life(LifeParts):
 
     @property
     def is_evaluation_due(self) -> bool:
-        """Every `eval_every` steps and at the last one, which may be earlier than was meant."""
+        """Every `eval_every` steps, and at the last step, which may come early."""
         return self.cause in BUDGETS or self.step % self.config.eval_every == 0
 
     def evaluate(self) -> None:
-        """All ranks: evaluate the last step. Where a stop cuts it off, who goes on does it."""
+        """All ranks: evaluate the last step. After a stop in it the remaining ranks repeat it."""
         live.phase("evaluating")
         self.clock.enter("eval")
         c = self.config
@@ -266,10 +266,10 @@ class Life(LifeParts):
             self.recorder.events.emit("sample", step=self.step, text=text)
 
     def complete_line(self) -> None:
-        """All ranks: the evaluation and the fingerprint that the line of the last step lacks.
+        """All ranks: add the missing evaluation and fingerprint to the line of the last step.
 
-        The life before was cut off in them. Or time is used up, which is known before the next step
-        only: the one before it was the last.
+        The life before was interrupted in them. Or the time is used up, as only `agree` of the next
+        step finds.
         """
         unchecked = self.is_check_due and "state_fp" not in self.line
         missed = self.is_evaluation_due and "val_loss" not in self.line
@@ -286,14 +286,14 @@ class Life(LifeParts):
             self.recorder.completed(self.line, missed)
 
     def record(self) -> None:
-        """Log the step. Raises NonFiniteError after too many in a row that are not finite."""
+        """Log the step. Raises NonFiniteError after too many non-finite steps in a row."""
         if self.recorder:
             self.clock.enter("logging")
             self.recorder.step(self.line, self.progress, self._guard.since - self._began_step)
         self.clock.enter("other")
         if self.progress.skipped > self.config.max_skipped:
             first = self.step - self.progress.skipped + 1
-            how = "rank 0 says how to go back"
+            how = "rank 0's log says how to go back"
             if self.recorder:
                 how = way_back(Path(self.config.run_dir), self.recorder.spikes.since or first)
             raise NonFiniteError(
@@ -303,12 +303,12 @@ class Life(LifeParts):
 
     @property
     def is_check_due(self) -> bool:
-        """Is it time to compare the ranks, checkpoint or not? Soon, where one has just come."""
+        """Is a comparison of the ranks due, also without a save? Soon after a rank joins."""
         has_come = self.step == self.handed_on + 1
         return has_come or self.cause in BUDGETS or self.step % CHECK_EVERY == 0
 
     def check_replicas(self) -> None:
-        """All ranks: the fingerprint of the state; raise Diverged unless all have the same."""
+        """All ranks: fingerprint the state; raise Diverged unless all ranks have the same."""
         self.clock.enter("checkpoint")
         fp = check_replicas(self.tensors, self.step, self.world)  # all ranks
         self.progress.state_fp = fp
@@ -327,7 +327,7 @@ class Life(LifeParts):
         live.phase("saving the last checkpoint")
         self.check_replicas()  # all ranks
         self.stalls.over = True
-        self.worlds.wait_for_books()  # all ranks
+        self.worlds.wait_for_records()  # all ranks
         self.spent.take(self.world.all_reduce(torch.from_numpy(self.spent.mine())).numpy())
         if self.recorder and (self._ending is None or self._ending.recorder is not self.recorder):
             self._ending = Ending(self.recorder, self.tensors, self.progress, self.cause)

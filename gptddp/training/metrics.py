@@ -1,4 +1,4 @@
-"""Rank 0's Prometheus metrics: what a scrape shows of the events of a life."""
+"""Rank 0's Prometheus metrics, set by the events of a life."""
 
 import math
 import time
@@ -32,13 +32,13 @@ _Waits = partial(prom.Histogram, buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1,
 _Saves = partial(prom.Histogram, buckets=(0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600))
 _NAMES = ("slow_rank", "slow_pod")
 
-# Counters and histograms are of this process and start at 0; what belongs to the run is a gauge.
-# Behind the text: the label, and its values that are there from the first scrape on.
+# Counters and histograms belong to this process and start at 0; values of the run are gauges.
+# After the text: the label, and its values that exist from the first scrape on.
 _FAMILIES: Sequence[tuple[Any, ...]] = (
     (_Counter, "steps", "Optimizer steps of this process."),
     (_Counter, "tokens", "Tokens trained by this process's world, over all ranks."),
     (_Counter, "nonfinite_steps", "Steps skipped: loss or gradient not finite."),
-    (_Counter, "worlds", "Changes of the world, as ranks were lost or came."),
+    (_Counter, "worlds", "Changes of the world, as ranks were lost or joined."),
     (_Counter, "checkpoints", "Checkpoints by result.", ["result"], ("success", "failure")),
     (_Gauge, "quarantined_row_groups", "Row groups skipped as unreadable."),
     (_Gauge, "step", "Last finished step of the run."),
@@ -48,32 +48,32 @@ _FAMILIES: Sequence[tuple[Any, ...]] = (
     (_Gauge, "loss", "Nats a token, over all ranks.", ["split"], ("train", "val")),
     (_Gauge, "grad_norm", "Gradient norm before clipping."),
     (_Gauge, "learning_rate", "Learning rate of the last step."),
-    (_Gauge, "mfu_ratio", "Of what the devices can compute: the last step."),
+    (_Gauge, "mfu_ratio", "Model FLOPs utilisation of the last step."),
     (_Gauge, "world_size", "Ranks in the present world."),
     (_Gauge, "nodes", "Pods in the present world."),
-    (_Gauge, "last_pause_seconds", "Of the steps, at the last change of the world."),
+    (_Gauge, "last_pause_seconds", "Pause of the steps at the last change of the world."),
     (_Gauge, "nodes_max", "Pods that the job asks for."),
     (_Gauge, "incarnation", "Generation: lives, and rank 0s that took over."),
     (_Gauge, "agent_restarts", "Restarts of workers by rank 0's launcher."),
     (_Gauge, "last_checkpoint_step", "Step of the last durable checkpoint."),
-    (_Gauge, "last_checkpoint_timestamp_seconds", "When it was committed, or since when none was."),
-    (_Gauge, "checkpoint_every_seconds", "As the run is told to save."),
-    (_Gauge, "checkpoint_size_bytes", "Of the last durable checkpoint."),
-    (_Gauge, "storage_trouble", "1 while the run directory takes nothing."),
-    (_Gauge, "run_goodput_ratio", "Of all rank-seconds of the run: training. NaN before a fault."),
+    (_Gauge, "last_checkpoint_timestamp_seconds", "Commit of the last checkpoint; else the start."),
+    (_Gauge, "checkpoint_every_seconds", "Configured time between two saves."),
+    (_Gauge, "checkpoint_size_bytes", "Size of the last durable checkpoint."),
+    (_Gauge, "storage_trouble", "1 while the run directory cannot be written."),
+    (_Gauge, "run_goodput_ratio", "Part of all rank-seconds in training. NaN before a fault."),
     (_Gauge, "run_lost_seconds", "Rank-seconds of the run by owner.", ["cause"], LOSSES),
-    (_Gauge, "rank_busy_seconds", "Of ranks, in the last step.", ["stat"], ("min", "mean", "max")),
+    (_Gauge, "rank_busy_seconds", "Busy time in the last step.", ["stat"], ("min", "mean", "max")),
     (_Gauge, "slowest_rank", "The rank that was busy longest in the last step."),
-    (_Gauge, "straggler_ratio", "Times the median: a rank that is slow.", _NAMES, ()),
-    (_Gauge, "stuck_rank", "1: the others wait for it, and a step stalls.", _NAMES, ()),
-    (_Gauge, "stall_seconds", "Of a step that does not move, as last told."),
-    (_Gauge, "peak_memory_bytes", "The most that a rank has held of late.", ["kind"], ()),
+    (_Gauge, "straggler_ratio", "Busy time of a slow rank, relative to the median.", _NAMES, ()),
+    (_Gauge, "stuck_rank", "1: a step stalls, and the other ranks wait for this one.", _NAMES, ()),
+    (_Gauge, "stall_seconds", "Duration of the present stall, as last reported."),
+    (_Gauge, "peak_memory_bytes", "Recent peak memory of any rank.", ["kind"], ()),
     (_Steps, "step_duration_seconds", "Wall time of a step."),
     (_Waits, "data_wait_duration_seconds", "Wait of rank 0 for the rows of a step."),
-    (_Saves, "checkpoint_duration_seconds", "Of a save, its stall and all; of a load, all.",
+    (_Saves, "checkpoint_duration_seconds", "Duration of a save, of its stall, and of a load.",
      ["op"], ("stall", "save", "load")),
 )  # fmt: skip
-# By kind of event: the gauges that take a field of it, or of its line of the log.
+# By kind of event: the gauges that take a field of the event, or of its line of the log.
 _SETS = {
     "start": {
         "step": "step",
@@ -83,7 +83,7 @@ _SETS = {
         "nodes": "nodes",
         "incarnation": "generation",
         "agent_restarts": "restarts",
-        "last_checkpoint_timestamp_seconds": "time",  # so that its age is known to be no less
+        "last_checkpoint_timestamp_seconds": "time",  # a lower limit of its age
     },
     "world": {"world_size": "world_size", "nodes": "nodes", "last_pause_seconds": "pause_s"},
     "step": {
@@ -105,11 +105,11 @@ class Metrics(Collector):
     def __init__(
         self, config: Config, spent: RankSeconds | None, peak: float | None = None, **info: str
     ) -> None:
-        """`spent`: the clocks of all ranks; `peak`: FLOP/s of all devices, None if not known."""
+        """`spent`: the clocks of all ranks; `peak`: FLOP/s of all devices, None if unknown."""
         self.registry = registry = prom.CollectorRegistry()
         self.state: Callable[[], str] = lambda: "starting"  # of rank 0, now
         self._config, self._spent, self.peak = config, spent, peak
-        self._tokens = self._flops = 0  # of the run, as of the last step; of a token
+        self._tokens = self._flops = 0  # of the run, at the last step; of a token
         prom.disable_created_metrics()  # type: ignore[no-untyped-call]
         registry.register(self)  # first: no scrape has a gauge that is ahead of a counter
         prom.ProcessCollector(registry=registry)
@@ -119,7 +119,7 @@ class Metrics(Collector):
         self._gauges: dict[str, dict[tuple[str, ...], float]] = {}  # by the values of labels
         for kind, name, text, *labels in _FAMILIES:
             values = [(it,) for it in labels[1]] if labels else [()]
-            if kind is _Gauge:  # NaN, as one that is not known is not 0
+            if kind is _Gauge:  # NaN: an unknown value is not 0
                 self._gauges[name] = dict.fromkeys(values, math.nan)
             else:
                 self._made[name] = kind(f"gptddp_{name}", text, *labels[:1], registry=registry)
@@ -138,7 +138,7 @@ class Metrics(Collector):
         self._gauges[gauge].update({(label,): value for label, value in values.items()})
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges, and what is known at the scrape: that costs the loop nothing."""
+        """The gauges, and the values of the moment; it costs the loop nothing."""
         spent, phases = self._spent, dict.fromkeys(PHASES, 0.0)
         if spent and spent.micros.any():  # the ranks have met
             phases = dict(zip(PHASES, (spent.micros[0] / 1e6).tolist(), strict=True))
@@ -182,7 +182,7 @@ class Metrics(Collector):
         self._expect(event["step"], event["tokens"], event["train_s"])
 
     def _expect(self, *done: Any) -> None:
-        """When the run will end, as far as its budgets of tokens and time let expect."""
+        """Set the last step that the budgets of tokens and time let expect."""
         self._set(max_steps=whole_last_step(self._config, *done))
 
     def _on_step(self, event: Event) -> None:
@@ -230,7 +230,7 @@ class Metrics(Collector):
         self._made["checkpoint_duration_seconds"].labels("load").observe(event["seconds"])
 
     def _on_stall(self, event: Event) -> None:
-        """A step does not move, as some ranks are missing; or it has moved."""
+        """Set or clear a step that stalls, and the ranks that it waits for."""
         lasts = event["event"] != "stall_end"
         self._set(stall_seconds=event["seconds"] if lasts else 0)
         self._name_ranks("stuck_rank", dict.fromkeys(event["names"] if lasts else (), 1.0))
@@ -238,7 +238,7 @@ class Metrics(Collector):
     _on_still = _on_stall_end = _on_stall
 
     def _name_ranks(self, gauge: str, values: Mapping[str, float]) -> None:
-        """By `rank 3 (demo-worker-3)`, whose pod may be missing; other ranks have no series."""
+        """Set by `rank 3 (demo-worker-3)` or `rank 3`; other ranks have no series."""
         named: dict[tuple[str, ...], float] = {}
         for name, value in values.items():
             rank, _, pod = name.removeprefix("rank ").partition(" ")
@@ -246,7 +246,7 @@ class Metrics(Collector):
         self._gauges[gauge] = named
 
     def _own(self, owned: Mapping[str, float] | None) -> None:
-        """Where all rank-seconds of the run have gone so far, where that is known."""
+        """Set the owners of all rank-seconds of the run so far, if they are known."""
         if owned:
             self._set_each("run_lost_seconds", {cause: owned[cause] for cause in LOSSES})
             if (part := goodput(owned)) is not None:

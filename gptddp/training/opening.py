@@ -1,4 +1,4 @@
-"""What rank 0 reads of a run at the beginning of a life, and what it decides from it."""
+"""Rank 0 opens a run at the beginning of a life: reads it, and decides how it continues."""
 
 import errno
 import logging
@@ -50,10 +50,10 @@ def open_run(
 ) -> tuple[Origin, SavedState | None]:
     """Rank 0 only: resolve the configuration, choose the newest valid state, open a new generation.
 
-    That is a checkpoint, or what a run begins with. Whatever cannot be read is tried again for a
-    while. Raises ConfigError when the run directory belongs to
-    another configuration, DataError when it belongs to other data, CheckpointError when it has
-    checkpoints and none is valid; OSError for trouble of the volume that may pass.
+    The state is a checkpoint, or the first state of a run. Failed reads are retried. Raises
+    ConfigError when the run directory belongs to another configuration, DataError when it belongs
+    to other data, CheckpointError when it has checkpoints and none is valid; OSError for trouble of
+    the volume that may pass.
     """
     run = Path(config.run_dir)
     recorded, highest, lost = _recorded(config, tell)
@@ -98,26 +98,26 @@ def _configured(config: Config, dataset: Dataset, world: World, recorded: Summar
 
 
 def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
-    """The state of the run, the highest generation so far, and the newest life that has logged
-    steps and that the ledger lacks, or 0.
+    """The summary of the ledger, the highest generation so far, and the newest life that has logged
+    steps but is not in the ledger, or 0.
     """
     run = Path(config.run_dir)
     tell("reading the ledger")
-    if patiently((run / LEDGER).is_symlink):  # read, and never written: see Lines
+    if patiently((run / LEDGER).is_symlink):  # it could be read, but not written: see Lines
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(run / LEDGER))
     recorded = patiently(lambda: run_state.read(run))
     if recorded.left_out:
         what = "; ".join(recorded.left_out)
-        log.warning("%s: what cannot be used is left out: %s", run / LEDGER, what)
+        log.warning("%s: entries that cannot be used are skipped: %s", run / LEDGER, what)
     tell("looking for logs and checkpoints")
     highest = patiently(lambda: highest_generation(run, recorded))
     lost = patiently(lambda: newest_lost_life(run, recorded))
     if lost or (highest and not recorded.life):
         has = f"ends with life {recorded.life}" if recorded.life else "has no start of a life"
         log.warning(
-            "%s %s, and the run has had %d: put it back from a backup. Without "
-            "it nobody knows which row groups were left out after the newest checkpoint, and which "
-            "checkpoints there were",
+            "%s %s, but the run is at life %d: put it back from a backup. Without "
+            "it the row groups left out after the newest checkpoint are not known, and neither are "
+            "the earlier checkpoints",
             run / LEDGER,
             has,
             lost or highest,
@@ -128,17 +128,17 @@ def _recorded(config: Config, tell: Tell) -> tuple[Summary, int, int]:
 
 
 def _check_is_new(run: Path, recorded: Summary, from_scratch: bool) -> None:
-    """Refuse a folder that is something else, or of which nothing says what run it is.
+    """Refuse a folder that is no run, or that lacks a description of its run.
 
-    One whose checkpoints are there, and damaged, is refused when they are loaded. Raises OSError.
+    A folder with damaged checkpoints is refused later, when they are loaded. Raises OSError.
     """
     with suppress(ValueError, AttributeError):  # torn, or no object
         if "splits" in (read_json(run / DATASET) or {}):
-            raise ConfigError(f"{run} is a dataset and no run: give another --run-dir")
+            raise ConfigError(f"{run} is a dataset, not a run: give another --run-dir")
         if "model_type" in (read_json(run / CONFIG) or {}):
             raise ConfigError(
-                f"{run} is a model for transformers and no run: begin one with it in another "
-                f"folder, by `gptddp train --init-from {run}`; `gptddp eval` takes it as it is"
+                f"{run} is a model for transformers, not a run: begin a run with it in another "
+                f"folder, by `gptddp train --init-from {run}`; `gptddp eval` accepts it as it is"
             )
     traces = [LEDGER] if recorded.bytes else []
     traces += [log_path(run, it).name for it in log_generations(run)[-1:]]
@@ -146,7 +146,7 @@ def _check_is_new(run: Path, recorded: Summary, from_scratch: bool) -> None:
     if not traces or store.names(run):
         return
     what = f"{run} has {', '.join(traces)} of a run ({last_step(run)} steps logged)"
-    what += f", but neither a {LEDGER} that says its configuration nor a checkpoint"
+    what += f", but neither a {LEDGER} with its configuration nor a checkpoint"
     if not from_scratch:
         raise CheckpointError(
             f"{what}: put one of them back from a backup, give --from-scratch to begin at step 0 "
@@ -158,9 +158,9 @@ def _check_is_new(run: Path, recorded: Summary, from_scratch: bool) -> None:
 def _take_up(
     config: Config, run_id: str, recorded: Summary, lost: int, world: World, tell: Tell
 ) -> tuple[SavedState | None, dict[str, Any]]:
-    """Rank 0 only: the newest checkpoint, None where the run begins; and that for `Origin`.
+    """Rank 0 only: the newest checkpoint, None where the run begins; and its fields for `Origin`.
 
-    `lost`: the newest life that the ledger lacks, as its end is lost; 0: none.
+    `lost`: the newest life that the ledger lacks because its end is lost; 0: none.
     Raises CheckpointError and OSError as `known.load` does.
     """
     run = Path(config.run_dir)
@@ -174,9 +174,9 @@ def _take_up(
 
 
 def _had_before(recorded: Summary, world: World) -> bool:
-    """Has this very start had --from-scratch in a life before? Pods keep their flags.
+    """Has an earlier life of this start obeyed --from-scratch? Restarted pods keep their flags.
 
-    A start is a job, or a command that is given by hand: torchrun's own restarts belong to it.
+    A start is a job, or a command given by hand, with torchrun's own restarts.
     """
     if (it := recorded.from_scratch) is None:
         return False
@@ -184,9 +184,9 @@ def _had_before(recorded: Summary, world: World) -> bool:
 
 
 def _in_history(run: Path, recorded: Summary, step: int, tell: Tell) -> tuple[int, Line | None]:
-    """How many steps are logged beyond this one; the line of this step."""
+    """The number of steps logged after this one; the line of this step."""
     line = next(filter(is_done, history(run, step, step, tell)), None) if step else None
-    # earlier lives: what the newest start says of them; the newest life: what its own log has
+    # earlier lives: from the newest start; the newest life: from its own log
     done = recorded.finished["step"] if recorded.finished and recorded.is_finished else 0
     if not done:
         own = [it for it in log_generations(run) if it >= recorded.life]
@@ -200,7 +200,7 @@ def _in_history(run: Path, recorded: Summary, step: int, tell: Tell) -> tuple[in
 def check_data(run: Path, began: str | None, dataset: Dataset, on_bad: str) -> None:
     """Refuse other data than the run `began` with (their hash), naming every file that differs.
 
-    dataset.json knows what the hash stands for. Raises OSError.
+    dataset.json lists the files behind the hash. Raises OSError.
     """
     if began not in (None, dataset.sha256):
         lines: list[str] = []

@@ -1,4 +1,4 @@
-"""What a life is made of: for all parts of it that work on others of its parts."""
+"""The parts of a life, for modules that work on several of them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ from gptddp.training.rows import Rows
 from gptddp.training.stalls import Stall, Stalls
 from gptddp.training.stop import StopFlag
 
-# What the line of some steps has, and later than the rest of it.
+# Fields that only some lines have, and get later than the other fields.
 DUE = ("val_loss", "val_bpb", "state_fp")
 
 
@@ -36,9 +36,9 @@ class LifeParts:
         stop: StopFlag,
         clock: PhaseClock,
     ) -> None:
-        """`meta`: of the state that the life goes on from."""
-        self.origin, self.config = origin, origin.config  # the run's, every field closed
-        self.generation = origin.generation  # of the records, which a new rank 0 begins anew
+        """`meta`: of the state from which the life continues."""
+        self.origin, self.config = origin, origin.config  # of the run; every field has a value
+        self.generation = origin.generation  # of the records; a new rank 0 opens another
         self.world, self.stop, self.clock, self.dataset = world, stop, clock, dataset
         self.progress = Progress.from_meta(meta)
         self.spent = RankSeconds(clock, world, world.device)
@@ -46,14 +46,14 @@ class LifeParts:
         if lease:
             self.recorder = Recorder(origin, dataset, lease, world, self.spent, stop)
         self.live = LiveState(origin)
-        # Why the loop ends: "stopped", or the budget that is used up; "" while it goes on.
+        # Why the loop ends: "stopped", or the budget that is used up; "" while it continues.
         self.cause = used_up(origin.config, self.progress.step, self.progress.tokens)
-        self.line: dict[str, Any] = {}  # of the log, of the last finished step
-        self.handed_on = -1  # the step at which a rank has got the state of another
+        self.line: dict[str, Any] = {}  # line of the log, of the last finished step
+        self.handed_on = -1  # the last step at which a rank got the state of another
         self.rows: Rows  # from `guard` on
         self.net: GPT  # from `restore` on
-        self.tensors: Mapping[str, Tensor]  # the live ones, likewise
-        self.machines: list[str] = []  # what the ranks of the world compute on
+        self.tensors: Mapping[str, Tensor]  # the live ones, from `restore` on
+        self.machines: list[str] = []  # hardware of the world's ranks
         self.stalls = Stalls(world, clock, self._stalled)
 
     def _stalled(self, stall: Stall) -> None:

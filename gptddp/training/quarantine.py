@@ -1,16 +1,16 @@
-"""Row groups that cannot be read: left out for good, by a decision that all ranks take together.
+"""Unreadable row groups: left out for good, by a common decision of all ranks.
 
-A row group belongs to one lane, so only the rank that owns it sees the fault, and it sees it in the
-step that needs the rows: the same step whatever the world size, threads and prefetch. That rank
-brings no rows to the step; all ranks hear of it, go back to where the step before ended, and try
-again without the row group. Its blocks then count as empty, so the order that is left is a pure
-function of the saved state: cursors, and the row groups in quarantine.
+A row group belongs to one lane, so only the rank that owns the lane sees the fault. It sees the
+fault in the step that needs the rows: the same step for any world size, threads and prefetch. That
+rank brings no rows to the step. All ranks learn of it, return to the end of the step before, and
+repeat the step without the row group. Its blocks then count as empty, so the remaining order is a
+pure function of the saved state: cursors, and the row groups in quarantine.
 
 A lane that needs more rows because of one decision never needs fewer because of another, so the
 decisions of a step do not depend on the order in which they are found.
 
 A decision is written to the ledger before any rank acts on it. A life that begins at an earlier
-checkpoint takes it again at the same step, even if the file has been mended since.
+checkpoint repeats it at the same step, even if the file has been repaired since.
 """
 
 import logging
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 
 def check(decisions: Iterable[Mapping[str, Any]], dataset: Dataset, ledger: Path) -> None:
-    """Raise ConfigError where the ledger leaves out a row group that the train split has not.
+    """Raise ConfigError where the ledger leaves out a row group that the train split lacks.
 
     `decisions`: see `Summary.quarantine`.
     """
-    if not (decisions := list(decisions)):  # almost always: the data are not asked
+    if not (decisions := list(decisions)):  # almost always: the data is not read
         return
     groups = len(dataset.row_groups("train"))
     for decision in decisions:
@@ -51,9 +51,9 @@ def check(decisions: Iterable[Mapping[str, Any]], dataset: Dataset, ledger: Path
 
 
 def next_batch(loader: Loader, on_bad: str, again: Collection[int] = ()) -> Batch:
-    """The next batch; one without rows, and with `bad`, where a row group has to be left out.
+    """The next batch; without rows, and with `bad`, where a row group must be left out.
 
-    `again`: what an earlier life decided for this step. Raises BadRowGroup under on_bad "fail".
+    `again`: row groups that an earlier life left out here. Raises BadRowGroup under on_bad "fail".
     """
     for group in sorted(again):
         if group not in loader.quarantined:
@@ -74,9 +74,9 @@ def _no_rows(loader: Loader, bad: int) -> Batch:
 
 
 def decide(batch: Batch, loader: Loader, progress: Progress, world: World) -> dict[str, Any]:
-    """All ranks: put what any rank could not read into the data state, for a loader made anew.
+    """All ranks: put the row groups that any rank could not read into the data state.
 
-    Returns what is left out, by number and as `file#row group`.
+    The loader must be reopened. Returns the new row groups, by number and as `file#row group`.
     """
     found = torch.zeros(world.world_size, dtype=torch.int64)
     found[world.rank] = batch.bad + 1
@@ -87,11 +87,11 @@ def decide(batch: Batch, loader: Loader, progress: Progress, world: World) -> di
 
 
 def without(loader: Loader, state: Mapping[str, Any], groups: Iterable[int]) -> dict[str, Any]:
-    """A loader's state, {} for that of a run's beginning, with more row groups in quarantine."""
+    """A loader's state, {} at the beginning of a run, with more row groups in quarantine."""
     state = state or loader.state(np.zeros((loader.lanes, 3), np.int64))
     quarantined = sorted({*loader.quarantined, *groups})
-    # A lane that has lost its last row group begins the same epoch of another lane's. Doing that
-    # again changes nothing, so it does not matter in how many rounds a step's decisions come.
+    # A lane that has lost its last row group begins the same epoch of another lane. Repeating that
+    # changes nothing, so the number of rounds for the decisions of a step does not matter.
     moves = zip(loader.hosts, hosts(loader.dealt, quarantined) or loader.hosts, strict=True)
     cursors = [
         cursor if before == after else [cursor[0], 0, 0]

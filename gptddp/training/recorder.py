@@ -1,4 +1,4 @@
-"""Rank 0's part of a life: what happens in it, as events; its saves, and the last scrape."""
+"""Rank 0's part of a life: its events, its saves, and the last scrape."""
 
 import logging
 import threading
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Made on rank 0 only. Nothing in it is a collective, and no full disk stops the training."""
+    """Made on rank 0 only. It runs no collective, and a full disk never stops the training."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class Recorder:
         self.events = Events(origin.generation, records, views)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.events)
         self.line: Mapping[str, Any] = origin.line or {}  # of the last step
-        self._batch_fp: str | None = None  # of it, if this life has done it
+        self._batch_fp: str | None = None  # of the last step, if this life has done it
         self._stragglers = self._of_world()
         self.spikes = Spikes()
-        self._machines: Sequence[str] = ()  # what the ranks compute on
-        self._stall: Stall | None = None  # that is told and lasts
+        self._machines: Sequence[str] = ()  # hardware of the ranks
+        self._stall: Stall | None = None  # reported, and not over
         self._stepped_at = time.monotonic()  # when the last step was recorded
         self._scrapes: Scrapes | None = None
         self._tracking = Tracking()
@@ -103,7 +103,7 @@ class Recorder:
         return Stragglers(self.world.names, slots)
 
     def _to_ledger(self, event: Mapping[str, Any]) -> None:
-        """A sink: what a later life, a report or an audit goes by; and the sum of it."""
+        """A sink: the events for later lives, reports and audits; also adds up their sums."""
         if event["event"] in IN_LEDGER:
             self.ledger.append(event)
             self._sums.add(event)
@@ -117,9 +117,9 @@ class Recorder:
         lines: Sequence[Mapping[str, Any]] = (),
         events: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Record how this life begins, before its first step, and how the one before has ended.
+        """Record how this life begins, before its first step, and how the life before ended.
 
-        What memory has kept of log and ledger (`lines`, `events`) is added where it is missing.
+        `lines` and `events`, kept in memory, are added where log and ledger lack them.
         """
         origin = self.origin
         run = self.config.run_dir
@@ -129,16 +129,16 @@ class Recorder:
         self._before = progress.tokens, progress.train_s
         self._run_began = recorded.began_time or self.clock.began
         for event in patiently(lambda: recover(run, self.ledger, events)):
-            with suppress(LookupError, TypeError, ValueError):  # as where the ledger is read
+            with suppress(LookupError, TypeError, ValueError):  # a foreign event
                 recorded.add(event)
         self._end_of_last(recorded)
         with suppress(OSError):  # then no checkpoint is committed either
-            self.lease.check()  # another may have taken this generation while this process stood
+            self.lease.check()  # this process may have stood while another took this generation
         changes.record(recorded, self.config, origin.step, self.events)
         self._start(progress, machines)
         self.saves.begin(tensors, recorded)
-        patiently(lambda: complete(run, self.log, lines, origin.step))  # behind the start
-        if step := origin.step:  # earlier lives say what is usual
+        patiently(lambda: complete(run, self.log, lines, origin.step))  # after the start
+        if step := origin.step:  # earlier lives give the usual values
             for line in patiently(lambda: [*history(run, step - WINDOW, step)]):
                 with suppress(LookupError, TypeError):  # a foreign line
                     self.spikes.add(line)
@@ -151,7 +151,7 @@ class Recorder:
             self._tracking.begin(run, self.config.track)
 
     def _check_writable(self, is_new: bool) -> None:
-        """A new run has its start on the disk before its first step; another goes on without."""
+        """A new run needs its start on disk before its first step; a continued run does not."""
         try:
             if is_new:
                 return patiently(self.ledger.sync)
@@ -163,10 +163,10 @@ class Recorder:
                 f"run {self.config.run_dir} cannot be written: {explain(error)}"
             ) from error
         trouble = self.ledger.trouble(0.0) or "the ledger waits for the disk"
-        log.warning("the run goes on, but its directory cannot be written: %s", trouble)
+        log.warning("the run continues, but its directory cannot be written: %s", trouble)
 
     def _start(self, progress: Progress, machines: Sequence[str]) -> None:
-        """The event of this life; a warning where it may not have one kind of bits."""
+        """Emit the start of this life; warn where the ranks' machines may change its bits."""
         origin, world, spent = self.origin, self.world, self.spent
         about: dict[str, Any] = dict(
             step=origin.step,
@@ -198,11 +198,11 @@ class Recorder:
         self._warn_of(machines)
 
     def _warn_of(self, machines: Sequence[str]) -> None:
-        """Once for each set of them."""
+        """Warn of different machines, once for each set of them."""
         is_new, self._machines = machines != self._machines, machines
         if is_new and len(machines) > 1 and self.config.reduce == "exact":
             log.warning(
-                "the ranks compute on different machines (%s): which of them has a lane decides "
+                "the ranks compute on different machines (%s): the machine of each lane decides "
                 "the last bits; use nodes of one kind for the same bits as an undisturbed run",
                 "; ".join(machines),
             )
@@ -216,7 +216,7 @@ class Recorder:
             self.events.emit("end", **{**end, "cause": cause})
 
     def moved(self, event: Mapping[str, Any]) -> None:
-        """The life goes on in another world, as that event says."""
+        """The life continues in another world, described by the event."""
         self._stragglers = self._of_world()
         self._warn_of(event["machines"])
         self.metrics.peak = self._peak and self._peak * self.world.world_size
@@ -226,23 +226,23 @@ class Recorder:
 
     @property
     def last_step(self) -> int:
-        """The last one that is recorded."""
+        """The last recorded step."""
         return int(self.line.get("step", self.origin.step))
 
     def step(self, line: dict[str, Any], progress: Progress, step_s: float) -> None:
-        """One finished step, and what it shows."""
+        """Record a finished step, and the events that it shows."""
         emit, step, spent = self.events.emit, line["step"], self.spent
-        self.line, self._batch_fp = dict(line), line["batch_fp"]  # as it is written now
+        self.line, self._batch_fp = dict(line), line["batch_fp"]  # as written now
         owned = None
-        if "phases" in line or step % self.config.log_every == 0:  # it will be said
+        if "phases" in line or step % self.config.log_every == 0:  # it will be logged
             self._sums.owners.phases = line.get("phases") or spent.by_phase()
             owned = self._sums.owners.so_far()
-        if stall := self._stall:  # it has moved after all
+        if stall := self._stall:  # the stall is over
             self._stall = None
-            # not by the pulse, which counts less where its listener could not run either
+            # not only by the pulse, whose listener may have been stopped too
             stalled_s = max(stall.seconds, time.monotonic() - self._stepped_at)
             emit("stall_end", step=step, seconds=round(stalled_s, 1))
-        if step > self.origin.step + 2:  # the clocks are of the step before; the first warms up
+        if step > self.origin.step + 2:  # clocks of the step before; the first step warms up
             seconds = step_s + line["data_wait_s"]
             for kind, about in self._stragglers.add(seconds, spent.busy_s):
                 emit(kind, step=step, **about)
@@ -256,7 +256,7 @@ class Recorder:
         self.saves.watch()
 
     def _begin_copies(self) -> threading.Thread:
-        """What the run has now, for people: a step was done with it."""
+        """Write the run's configuration and data for people: a step was done with them."""
         origin, dataset = self.origin, self._dataset
         about = {"version": __version__, "torch": str(torch.__version__), "run_id": origin.run_id}
         config = {**about, "generation": origin.generation, "config": to_saved(self.config)}
@@ -264,7 +264,7 @@ class Recorder:
         return copies.begin(Path(self.config.run_dir), config, files)
 
     def stalled(self, stall: Stall) -> None:
-        """In a thread: a step does not move. The ledger has it once, however long it lasts."""
+        """In a thread: record a stall. The ledger has it once, however long it lasts."""
         names = [self.world.names[rank] for rank in stall.missing]
         where = {"ranks": stall.missing, "names": names, "where": stall.text}
         kind, self._stall = "still" if self._stall else "stall", stall
@@ -273,12 +273,12 @@ class Recorder:
     # -- beside the steps --------------------------------------------------------------------------
 
     def completed(self, line: dict[str, Any], evaluated: bool) -> None:
-        """The last step has what its line lacked; `evaluated`: that was the losses."""
+        """Record the completed line of the last step; `evaluated`: it lacked the losses."""
         self.line = dict(line)
         self.events.emit("completed", line=line, evaluated=evaluated)
 
     def of_step(self, progress: Progress) -> dict[str, Any]:
-        """What the ledger has of the last step: its fingerprints, and where the seconds have gone.
+        """The ledger's fields of the last step: its fingerprints, and the seconds by phase.
 
         batch_fp is null before this life's first step.
         """
@@ -290,7 +290,7 @@ class Recorder:
     # -- the end -----------------------------------------------------------------------------------
 
     def copy_finished(self, stop: Mapping[str, Any]) -> None:
-        """The run is finished: the marker for people, where the disk takes it."""
+        """Write the marker of a finished run, for people; a disk error is only logged."""
         if self._copies:
             self._copies.join(copies.WAIT_S)
         about = {"generation": self.origin.generation, **stop}
@@ -301,9 +301,9 @@ class Recorder:
             log.warning("%s", explain(error))
 
     def results(self, progress: Progress) -> dict[str, float | None]:
-        """By the keys of results.py; the MFU is that of this life, as is its world.
+        """The results, by the keys of results.py. The MFU is of this life and its world.
 
-        On a CPU without those of a GPU.
+        A CPU run lacks the keys of a GPU.
         """
         tokens, train_s = self._before
         done = progress.tokens - tokens, progress.train_s - train_s
@@ -334,11 +334,11 @@ class Recorder:
 
     @property
     def awaits_readers(self) -> bool:
-        """Is Prometheus or a tracker still to get the last numbers?"""
+        """Does Prometheus or a tracker still wait for the last numbers?"""
         return self._tracking.busy or (self._scrapes is not None and self._scrapes.awaited)
 
     def close(self) -> None:
-        """Close the files; what the disk has not taken is written if it takes it now."""
+        """Close the files; try once more to write what the disk has not taken."""
         self.events.emit("closed")
         if self._scrapes:
             self._scrapes.close()

@@ -1,4 +1,4 @@
-"""A part of a run, lived again: each step has to come out as the log has it, bit for bit."""
+"""Recompute a part of a run: each step must match the log, bit for bit."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,13 +24,13 @@ from gptddp.training.life import Life
 from gptddp.training.parts import DUE
 from gptddp.training.stop import StopFlag
 
-# What a line says of a step that follows from the state before it, causes first. Not its times and
-# speeds, and not how many ranks there were.
+# The fields of a line that follow from the state before the step, causes first. Not times, speeds
+# and the number of ranks.
 FIELDS = ("batch_fp", "chain_fp", "tokens", "lr", "loss", "grad_norm")
 
 
 class Difference(Exception):
-    """The first step that is not what was logged or saved, and what differs."""
+    """The first step that differs from the log or a saved state, and the difference."""
 
     def __init__(self, step: int, what: str) -> None:
         super().__init__(f"step {step}: {what}")
@@ -54,7 +54,7 @@ class Span:
 
 
 class Replay(Life):
-    """A life that writes nothing: it compares its lines with those of the log."""
+    """A life that writes nothing: it compares its lines with the log's."""
 
     def __init__(
         self, span: Span, dataset: Dataset, world: World, stop: StopFlag, run_id: str
@@ -71,7 +71,7 @@ class Replay(Life):
         super().__init__(origin, begin, None, dataset, world, stop, PhaseClock())
         self._span = span
         self.wrong: Difference | None = None
-        if stop.asked:  # since the last step of the span before
+        if stop.asked:  # after the last step of the previous span
             self.cause = "stopped"
 
     @property
@@ -81,7 +81,7 @@ class Replay(Life):
         return not stopped and self.wrong is None and self.step < self._span.end
 
     def agree(self, batch: Batch) -> Agreed:
-        """What this step is; the time that decided its rate is taken from its line."""
+        """Agree on the step; take the time that decided its learning rate from its line."""
         line = self._span.lines.get(self.step + 1, {})
         seconds = line.get("train_s", self.progress.train_s)
         if type(seconds) in (int, float) and 0 <= seconds < math.inf:
@@ -92,21 +92,21 @@ class Replay(Life):
         return super().agree(batch)
 
     def quarantine(self, batch: Batch) -> None:
-        """As the run has decided; what is damaged here alone tells nothing of the run."""
+        """Repeat a decision of the run; refuse a row group that only this copy cannot read."""
         if batch.bad not in self.origin.quarantine.get(self.step, ()):
             group = self.rows.loader.groups[batch.bad]
             raise AuditError(
-                f"{group.path}, row group {group.index}, cannot be read here, and the run has read "
+                f"{group.path}, row group {group.index}, cannot be read here, but the run has read "
                 f"it for step {self.step + 1}: put the file back, or give --data with a whole copy"
             )
         super().quarantine(batch)
 
     def complete_line(self) -> None:
-        """No line is missing anything: see `record`."""
+        """Do nothing: no line lacks a field, see `record`."""
 
     @property
     def is_evaluation_due(self) -> bool:
-        """As in the run, or where the log says that it was."""
+        """As in the run, or where the log has an evaluation."""
         return super().is_evaluation_due or not self._line.keys().isdisjoint(DUE[:2])
 
     @property
@@ -124,7 +124,7 @@ class Replay(Life):
         return self._span.prints.get(self.step, ())
 
     def record(self) -> None:
-        """Compare the step with its line, and with what the ledger has of it."""
+        """Compare the step with its line, and with its fingerprints in the ledger."""
         if not self._line:
             self.wrong = Difference(self.step, "it is not in the log")
             return
@@ -138,22 +138,22 @@ class Replay(Life):
         self.wrong = unlike(self.step, self._prints, here, LEDGER)
 
     def _may_lack(self, name: str) -> bool:
-        """Is this of no step that must have it? It is computed at the end of the span anyway."""
+        """May the line of this step lack the field? The end of a span computes it anyway."""
         due = super().is_check_due if name == "state_fp" else super().is_evaluation_due
         return name not in self._line and not due
 
     def end(self) -> None:
-        """There is nothing to save."""
+        """End the loop; nothing is saved."""
         self.worlds.is_over = True
 
     def restore(self, net: GPT, tensors: Mapping[str, Tensor], sums: Sums) -> None:
-        """The state that the span begins with into these tensors; it is not held any longer."""
+        """Load the first state of the span into these tensors, and free it."""
         super().restore(net, tensors, sums)
         self._span.begin.tensors = {}
         self.wrong = unlike(self.step, self._prints, self.progress.to_meta(), LEDGER)
 
     def state(self) -> SavedState:
-        """The live state, after the last step that was recomputed."""
+        """The live state, after the last recomputed step."""
         return SavedState("the log", self.step, self.tensors, self.progress.to_meta())
 
 
@@ -164,9 +164,9 @@ def unlike(
     where: str,
     found_where: str = "recomputed",
 ) -> Difference | None:
-    """The first of these fields of a step that is another one in its state.
+    """The first of these fields of a step that differs from its state.
 
-    What the state does not have is not compared.
+    Fields that the state lacks are not compared.
     """
     for name, value in there:
         if here.get(name) not in (None, value):
@@ -182,4 +182,4 @@ def _other(
     where: str = "the log",
     found_where: str = "recomputed",
 ) -> Difference:
-    return Difference(step, f"{name} is {value!r} in {where}, and {found!r} {found_where}")
+    return Difference(step, f"{name} is {value!r} in {where}, but {found!r} {found_where}")

@@ -1,4 +1,4 @@
-"""What has come out of a run: the block for scripts at its end, with the keys of autoresearch."""
+"""The results of a run: the block for scripts at its end, with the keys of autoresearch."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ _FORMATS = {
 
 
 def lines(found: Mapping[str, float | None]) -> list[str]:
-    """`key: value` for each that is found, behind a line `---`; `n/a` where nobody can know."""
+    """`key: value` for each result, after a line `---`; `n/a` for an unknown value."""
     shown = {
         key: "n/a" if found[key] is None else format(found[key], form)
         for key, form in _FORMATS.items()
@@ -31,11 +31,11 @@ def lines(found: Mapping[str, float | None]) -> list[str]:
 
 
 def flops_per_token(c: Config, tensors: Mapping[str, Tensor]) -> int:
-    """Of forward and backward, by the shapes of the model's tensors; recomputation is not counted.
+    """FLOP of forward and backward for a token, by the tensors' shapes; no recomputation counted.
 
-    6 for each parameter of a product (Chowdhery et al. 2022, "PaLM", appendix B): the matrices of
-    the blocks and the head, which may be the embeddings. 12 * width * tokens for the attention of a
-    layer, as if each token saw its whole row, or window.
+    6 for each parameter of a matrix product (Chowdhery et al. 2022, "PaLM", appendix B): the
+    matrices of the blocks, and the head, which may be the embeddings. 12 * width * tokens for the
+    attention of a layer, as if each token saw its whole row or window.
     """
     head = "model.head.weight" if "model.head.weight" in tensors else "model.wte.weight"
     used = sum(
@@ -48,8 +48,8 @@ def flops_per_token(c: Config, tensors: Mapping[str, Tensor]) -> int:
 
 
 def mfu(flops: float, tokens: int, seconds: float, ranks: int, peak: float | None) -> float | None:
-    """The part of what all ranks could compute that the model used: so many FLOP a token.
+    """Model FLOPs utilisation: the used part of the peak FLOP/s of all ranks.
 
-    `peak`: FLOP/s of one rank; None where it is not known, or nothing was trained.
+    `flops`: of a token; `peak`: FLOP/s of one rank. None without a known peak or training time.
     """
     return flops * tokens / (seconds * ranks * peak) if peak and seconds > 0 else None

@@ -15,11 +15,11 @@ from gptddp.distributed.connect import World
 
 
 class Rows:
-    """The loader of this rank's training rows, which can go on elsewhere, and those of validation.
+    """The loader of this rank's training rows, and the rows of validation.
 
-    `data` is the loader's state (see `Loader.state`); {} for the beginning of a run. The loader's
-    threads read and pack from now on, while the model is built; None: from `move` on. Raises what
-    `Loader` raises.
+    `data` is the loader's state (see `Loader.state`); {} at the beginning of a run. The loader's
+    threads read and pack from now on, while the model is built; with None, from `move` on. Raises
+    the errors of `Loader`.
     """
 
     loader: Loader
@@ -50,12 +50,12 @@ class Rows:
         )
 
     def reopen(self, data: Mapping[str, Any]) -> None:
-        """Go on from another state, as after a decision to leave row groups out."""
+        """Continue from another state, as after a quarantine of row groups."""
         self.close()
         self.loader, self._is_open = self._open(data), True
 
     def move(self, data: Mapping[str, Any], rank: int, world_size: int) -> None:
-        """Go on from a state in another world; what is packed for lanes of both is kept."""
+        """Continue from a state in another world; keep packed rows of lanes in both worlds."""
         if not self._is_open or list(data.get("quarantined", ())) != self.loader.quarantined:
             self.reopen(data)
         else:

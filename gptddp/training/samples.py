@@ -1,4 +1,4 @@
-"""A text after each evaluation, to be read by people. Rank 0 only; it changes no bit of the run."""
+"""A sample text after each evaluation, for people. Rank 0 only; it changes no bit of the run."""
 
 import time
 from itertools import takewhile
@@ -12,12 +12,12 @@ from gptddp.run.directory import SAMPLES
 from gptddp.run.lines import Lines
 from gptddp.training.events import Event, Sink
 
-MOST_S = 10.0  # for one text: the other ranks wait for it, and not for ever
-_TEMPERATURE, _TOP_K = 0.6, 50  # of a model that is small or new, 0.8 is hard to read
+MOST_S = 10.0  # for one text: the other ranks wait for it
+_TEMPERATURE, _TOP_K = 0.6, 50  # at 0.8 a small or new model is hard to read
 
 
 def sample(net: GPT, tokenizer: Tokenizer, c: Config) -> str:
-    """The beginning of a document, by the model as it is, always with the same random numbers."""
+    """Generate the beginning of a document, always with the same random numbers."""
     end, was_training = time.monotonic() + MOST_S, net.training
     net.eval()
     ids = generate(
@@ -35,7 +35,7 @@ def sample(net: GPT, tokenizer: Tokenizer, c: Config) -> str:
 
 
 def to_samples(run: Path) -> Sink:
-    """Writes the texts; a disk that takes nothing is not waited for."""
+    """Write the texts; never wait for a failing disk."""
     lines = Lines(run / SAMPLES)
 
     def write(event: Event) -> None:

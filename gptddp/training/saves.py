@@ -1,4 +1,4 @@
-"""Rank 0's checkpoints: when one is due, what became of each, and trouble with the storage."""
+"""Rank 0's checkpoints: when one is due, how each save ended, and trouble with the storage."""
 
 import math
 import threading
@@ -24,14 +24,14 @@ from gptddp.training.events import Events
 
 
 class Saves:
-    """Rank 0 only. No failure of the storage stops the training, and none is kept quiet."""
+    """Rank 0 only. A failure of the storage never stops the training, and is always reported."""
 
     def __init__(
         self, origin: Origin, lease: Lease, log: RunLog, ledger: Ledger, events: Events
     ) -> None:
         c = origin.config
-        self.trouble: str | None = None  # with the storage, as told
-        # A committed checkpoint never knows more steps than the log.
+        self.trouble: str | None = None  # with the storage, as reported
+        # A committed checkpoint is never ahead of the log.
         self.writer = Writer(
             Path(c.run_dir),
             origin.generation,
@@ -51,33 +51,33 @@ class Saves:
         self._watching = threading.Lock()
 
     def begin(self, tensors: Mapping[str, Tensor], recorded: Summary) -> None:
-        """Before the first step; `recorded`: of the run so far."""
-        if self._origin.source == "memory":  # rank 0s that are soon lost must not put it off
+        """Prepare before the first step; `recorded`: the summary of the run so far."""
+        if self._origin.source == "memory":  # short-lived rank 0s must not put off a save
             step = max((store.order(name)[1] for name in recorded.commits), default=None)
             since = recorded.began_time if step is None else recorded.saved_time
             self._events.emit("newest", step=step, since=since)
             self._saved_at -= unsaved_s(recorded)
-        with suppress(OSError):  # the first save says it
+        with suppress(OSError):  # the first save reports it
             self.writer.prepare(tensors)  # now, so that no step has to wait for it
 
     def is_due(self, within_s: float = math.inf) -> bool:
-        """Is it time for a checkpoint, so long after the last at most, and is none written?"""
+        """Is a save due, at most `within_s` after the last, and is no save running?"""
         age_s = time.monotonic() - self._saved_at
         return age_s >= min(self._every_s, within_s) and not self.writer.busy
 
     def save(
         self, tensors: Mapping[str, Tensor], progress: Progress, known: Mapping[str, Any]
     ) -> None:
-        """Stage a copy and let the saver commit it; the caller goes on at once."""
+        """Stage a copy and let the saver commit it; the caller continues at once."""
         self._saved_at = time.monotonic()
         self.writer.submit(progress.step, tensors, progress.to_meta(), known)
 
     def _before_commit(self) -> None:
-        self._log.sync()  # and the ledger before it
+        self._log.sync()  # syncs the ledger first
         self._lease.check()
 
     def _left(self) -> dict[str, Any]:
-        """What the saver needs to end a save alone; see `Writer`."""
+        """Data for the saver, which may have to finish a save alone; see `Writer`."""
         events, lines = self._ledger.pending(), self._log.pending()
         return {"lease": self._lease.me, "events": events, "lines": lines}
 
@@ -87,7 +87,7 @@ class Saves:
         progress: Progress,
         known: Mapping[str, Any],
     ) -> None:
-        """Save this step unless it is saved, and wait for it. Raises what kept it from the disk."""
+        """Save this step unless it is saved, and wait for it. Raises the error of the save."""
         self.writer.wait()
         if not self.writer.has(progress.step):
             self.save(tensors, progress, known)
@@ -97,9 +97,9 @@ class Saves:
             raise self.writer.failure
 
     def watch(self) -> None:
-        """Record the saves that have ended, and tell once when the storage fails or works again.
+        """Record finished saves; report once when the storage fails or works again.
 
-        Raises Superseded where this life has been found to be over.
+        Raises Superseded where another life has replaced this one.
         """
         with self._watching:
             while saved := self.writer.poll():

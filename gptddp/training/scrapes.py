@@ -1,8 +1,7 @@
 """The server of /metrics, and the last scrape, which the ranks wait for.
 
-What is counted after the last scrape is lost to Prometheus: of a run of 23 s, scraped every 5 s, a
-fifth of the steps. So a run that is done waits for one more, for as long as scrapes usually are
-apart.
+Prometheus loses counts after the last scrape: a fifth of the steps of a run of 23 s that is scraped
+every 5 s. So a finished run waits for one more scrape, about as long as the usual interval.
 """
 
 import contextlib
@@ -22,12 +21,12 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 5.0
 _ANSWER_S = 0.5  # until an answer is sent
-MOST_S = 75.0  # that the last scrape is waited for; Prometheus has 60 s between two by default
-_CONNECTIONS = 32  # at a time: each has a thread and a descriptor of the trainer's
+MOST_S = 75.0  # limit of the wait for the last scrape; Prometheus' default interval is 60 s
+_CONNECTIONS = 32  # at a time: each takes a thread and a descriptor of the trainer
 
 
 def _bound(server: Any) -> None:
-    """Of more connections the oldest goes: the port is open to strangers, who may never end one."""
+    """Close the oldest of too many connections: strangers may open some and never close them."""
     there, changing, end = dict[socket.socket, None](), threading.Lock(), server.shutdown_request
 
     def begin(request: socket.socket, address: Any) -> bool:
@@ -46,23 +45,23 @@ def _bound(server: Any) -> None:
             end(request)
 
     server.verify_request, server.shutdown_request = begin, over
-    server.handle_error = lambda *_: None  # no stack in the log of whoever resets a connection
+    server.handle_error = lambda *_: None  # no traceback in the log for a reset connection
 
 
 class Scrapes(Collector):
-    """Serves a registry from threads. A port that is taken is tried again; training never waits."""
+    """Serves a registry from threads. Retries a port that is in use; training never waits."""
 
     def __init__(self, registry: CollectorRegistry, port: int, address: str = "") -> None:
-        """`address`: of this machine; "": all that it has, of IPv4 and IPv6."""
+        """`address`: of this machine; "": all its IPv4 and IPv6 addresses."""
         self._registry, self._port, self._address = registry, port, address
         self._newest = deque[float](maxlen=3)  # scrapes, monotonic
-        self._last = self._until = 0.0  # monotonic: the last one is to begin after, and until
+        self._last = self._until = 0.0  # monotonic: limits for the start of the last scrape
         self._over = threading.Event()
         registry.register(self)
         threading.Thread(target=self._serve, name="metrics", daemon=True).start()
 
     def collect(self) -> list[Metric]:
-        """A scrape has begun; this is no family of its own."""
+        """Note that a scrape has begun; adds no metric."""
         self._newest.append(time.monotonic())
         return []
 
@@ -74,7 +73,7 @@ class Scrapes(Collector):
             except OSError as error:
                 if not warned:
                     log.warning(
-                        "metrics port %d: %s; training goes on, trying again every %g s. "
+                        "metrics port %d: %s; training continues and retries every %g s. "
                         "Choose another with --metrics-port.",
                         self._port,
                         error.strerror,
@@ -101,14 +100,14 @@ class Scrapes(Collector):
         return server
 
     def close(self) -> None:
-        """Let go of the port, in the thread that has it: other records may come to this process."""
+        """Free the port, in the thread that holds it: this process may get another recorder."""
         self._over.set()
 
     def expect_last(self) -> None:
-        """The numbers are the last: is another scrape to come, and until when?
+        """The numbers are final: set how long to wait for another scrape.
 
-        As long as the last ones were apart, and a little; none if there was no second one, or if
-        they have ended. Of two scrapers that come in turn the longer way between counts.
+        The wait is the last interval and a little more; zero without a second scrape, or if scrapes
+        have stopped. With two scrapers in turn the longer interval counts.
         """
         now, newest = time.monotonic(), list(self._newest)
         apart_s = max((b - a for a, b in pairwise(newest)), default=0.0)
@@ -117,7 +116,7 @@ class Scrapes(Collector):
 
     @property
     def awaited(self) -> bool:
-        """Is the last scrape still to come, or to be answered?"""
+        """Is the last scrape still expected, or its answer not yet sent?"""
         newest = max(self._newest, default=0.0)
         answered = newest + _ANSWER_S if newest > self._last else self._until
         return time.monotonic() < min(answered, self._until)

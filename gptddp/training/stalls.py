@@ -1,9 +1,9 @@
-"""A step that does not move: where each rank is, while it lasts.
+"""A step without progress: reports where each rank is, while the stall lasts.
 
-Every rank's pulse is listened to by a thread of its own (distributed/pulse.py). Where a rank has
-not come further for much longer than its steps take, that thread posts where the main thread is,
-and rank 0's reads what all have posted. A rank that has posted nothing is stopped, or cut off, or
-holds the GIL. It costs the loop nothing, and no collective is needed for it.
+On every rank a thread listens to the pulse (distributed/pulse.py). When the rank makes no progress
+for much longer than its steps take, that thread posts where the main thread is, and rank 0's thread
+reads all posts. A rank without a post is stopped, or cut off, or holds the GIL. This costs the loop
+nothing, and needs no collective.
 """
 
 import contextlib
@@ -22,50 +22,50 @@ from gptddp.distributed.connect import World
 from gptddp.errors import visible
 from gptddp.training.clock import PhaseClock
 
-RECENT = 64  # steps whose median says how long one takes
-LEAST_S, MARGIN_S = 10.0, 30.0  # without progress: a stall; later than a step takes, at most
-FIRST_S = 45.0  # the same, before the first step is done
+RECENT = 64  # steps; their median is the usual time of a step
+LEAST_S, MARGIN_S = 10.0, 30.0  # silence that is a stall: at least, and beyond a usual step at most
+FIRST_S = 45.0  # silence that is a stall, before the first step is done
 AGAIN_S = 20.0  # between two reports of one stall
 GATHER_S = 2.0  # for the other ranks to notice as well
-_IDLE = 0.05  # of a CPU: a process on CPUs that uses less waits in its backward pass
+_IDLE = 0.05  # of a CPU: a CPU rank that uses less in its backward pass waits
 _SHOWN = 8  # ranks that are named
 
 
 @dataclass(frozen=True)
 class Stall:
-    """What is known of a step that does not move."""
+    """A step that makes no progress."""
 
     step: int
-    seconds: float  # since rank 0 has come further
+    seconds: float  # since rank 0 made progress
     missing: list[int]  # ranks that the others wait for
     text: str  # where each rank is
 
 
 class Stalls:
-    """Where this rank is; on rank 0 also where all are. `silent` runs in the pulse's thread."""
+    """Finds where this rank is; on rank 0 where all are. `silent` runs in the pulse's thread."""
 
     def __init__(
         self, world: World, clock: PhaseClock, report: Callable[[Stall], None] | None = None
     ) -> None:
-        """`report`: on rank 0, what takes a stall, in a thread as well."""
-        self.over = False  # no step follows: what does may take its time
+        """`report`: takes a stall, on rank 0, in a thread."""
+        self.over = False  # no step follows: long silence is no stall
         self._world, self._clock, self._report = world, clock, report
-        self.usual_s = 0.0  # that a step takes; 0: none is done
+        self.usual_s = 0.0  # of a step; 0: no step is done
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self._next_s = 0.0  # without progress, at which the stall is reported again
-        self._cpu = 0.0, 0.0  # monotonic, and CPU seconds of this process then
+        self._next_s = 0.0  # silence at which the stall is reported again
+        self._cpu = 0.0, 0.0  # monotonic, and CPU seconds of this process at that time
         self._thread: threading.Thread | None = None
         pulse.expect(FIRST_S)
 
     def stepped(self, step_s: float) -> float:
-        """One more step, of so many seconds; the median of the last ones."""
+        """Add a step of so many seconds; return the median of the recent steps."""
         self._recent.append(step_s)
         self.usual_s = statistics.median(self._recent)
         pulse.expect(max(LEAST_S, min(4 * self.usual_s, self.usual_s + MARGIN_S)))
         return self.usual_s
 
     def silent(self, seconds: float) -> None:
-        """This rank has not come further for so long."""
+        """Look for a stall: this rank has made no progress for so long."""
         now, cpu = time.monotonic(), time.process_time()
         idle = cpu - self._cpu[1] < _IDLE * (now - self._cpu[0])
         self._cpu = now, cpu
@@ -87,14 +87,14 @@ class Stalls:
         mine, world = here(self._clock.phase, idle), self._world
         found: dict[int, Any] = {world.rank: mine}
         if world.world_size > 1:
-            # rank 0 is gone or stopped, this rank on its way out, or what was sent is no JSON
+            # rank 0 is lost or stopped, this rank is ending, or a post is no JSON
             with contextlib.suppress(td.DistError, RuntimeError, ValueError):
                 found |= self._exchange(step, mine)
         if self._report and step == pulse.step() and not self.over:
             self._report(described(step, seconds, found, world.names))
 
     def _exchange(self, step: int, mine: Mapping[str, Any]) -> dict[int, Any]:
-        """Post where this rank is; on rank 0 where the others are, as far as they have posted."""
+        """Post where this rank is; on rank 0 return the posts of the others so far."""
         self._world.post("where", [step, mine])
         if self._report is None:
             return {}
@@ -104,7 +104,7 @@ class Stalls:
 
 
 def here(phase: str, idle: bool) -> dict[str, Any]:
-    """Where the main thread is; `idle`: its process has used no CPU of late."""
+    """Where the main thread is; `idle`: its process has hardly used a CPU lately."""
     frames = pulse.main_frames()
     at = pulse.of_trainer(frames)
     inner = frames[0] if frames else None
@@ -118,7 +118,7 @@ def here(phase: str, idle: bool) -> dict[str, Any]:
 
 
 def described(step: int, seconds: float, found: Mapping[int, Any], names: Sequence[str]) -> Stall:
-    """The stall, by what each rank has left: the missing ones first, then where the others wait."""
+    """The stall, by each rank's post: the missing ranks first, then where the others wait."""
     missing, parts, waiting = list[int](), list[str](), dict[str, list[int]]()
     for rank, name in enumerate(names):
         it = found.get(rank)

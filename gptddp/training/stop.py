@@ -1,4 +1,4 @@
-"""The wish to stop, as the training loop sees it."""
+"""The request to stop, as the training loop sees it."""
 
 import logging
 import signal
@@ -17,31 +17,31 @@ log = logging.getLogger(__name__)
 class StopFlag(Watchdog):
     """A signal sets a flag and nothing else; the ranks agree on it at the next step.
 
-    A rank that does not get there leaves alone: at once while it has nothing to lose, and else
-    when the grace period comes to its end, if somebody has set one. Where nobody has, a second
-    SIGTERM ends it, as a second Ctrl-C does.
+    A rank that does not reach the next step exits alone: at once while it has no state to lose,
+    otherwise at the end of the grace period. Without a grace period a second SIGTERM ends it, as a
+    second Ctrl-C does.
     """
 
     def __init__(self) -> None:
-        self.holds = False  # is there a state that would be lost?
-        # What is done where the main thread hangs, here; the exit code. The life sets it.
+        self.holds = False  # this rank has a state that would be lost
+        # Takes the place where the main thread hangs; returns the exit code. The life sets it.
         self.hung: Callable[[str], int] = lambda where: LifeLost.exit_code
-        # Told in a thread for how many seconds this rank has not come further. The life sets it.
+        # Takes this rank's seconds without progress, in a thread. The life sets it.
         self.silent: Callable[[float], None] = lambda seconds: None
         grace_s = environment.grace_s()
         self.limit_s = None if grace_s is None else limit_s(grace_s, WORKER_S)
         again = [signal.SIGINT] if grace_s is not None else [signal.SIGINT, signal.SIGTERM]
-        # torchrun passes on what the terminal has sent to all of its processes.
+        # torchrun forwards the signals that the terminal has sent to all its processes already.
         super().__init__(self._over, self._tell, () if is_launched() else again)
 
     def _over(self, waited_s: float) -> bool:
         return not self.holds or (self.limit_s is not None and waited_s > self.limit_s)
 
     def _tell(self) -> None:
-        """Say how to end at once, in a thread of its own: a pipe that is full may block it."""
+        """Say how to end at once; in a separate thread, because a full pipe may block it."""
         if self.holds and self.number in self.hurried:
             name = signal.Signals(self.number).name
-            text = f"{name}: it ends after this step; a second one ends it at once"
+            text = f"{name}: training stops after this step; a second signal stops it at once"
             threading.Thread(target=log.warning, args=(text,), name="stop", daemon=True).start()
 
     @property

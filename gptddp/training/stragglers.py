@@ -1,8 +1,8 @@
-"""Which ranks are slower than the others, for so long that it is no accident.
+"""Ranks that are slower than the others, for so long that it is no accident.
 
-DDP makes the steps of all ranks equally long, so the time of a step does not show a slow one. How
-long each rank is busy does: with its rows, and with its part of the step up to its last gradient
-(training/clock.py).
+DDP makes the steps of all ranks equally long, so the time of a step does not show a slow rank. The
+busy time of each rank does: the time for its rows, and for its part of the step up to its last
+gradient (training/clock.py).
 """
 
 from collections import deque
@@ -12,38 +12,38 @@ from typing import Any
 
 import numpy as np
 
-RATIO, OVER = 1.3, 1.15  # times the median: slow from the first on, and until the second
-WINDOW_S, LEAST_STEPS = 15.0, 3  # of steps, that are judged together
-JUDGE_S = 1.0  # of steps, between two looks
-HOLD_S = 60.0  # a rank that is named stays so for this time at least: the ledger is not filled
+RATIO, OVER = 1.3, 1.15  # times the median: slow above RATIO, until below OVER
+WINDOW_S, LEAST_STEPS = 15.0, 3  # of steps that are judged together
+JUDGE_S = 1.0  # of steps, between two judgements
+HOLD_S = 60.0  # a rank stays named for this time at least, so that the ledger does not fill up
 
 
 @dataclass
 class Slow:
-    """A rank that is named."""
+    """A rank that is named as slow."""
 
-    ratio: float  # to the median, of late
-    seconds: float = 0.0  # for so long
+    ratio: float  # to the median, at present
+    seconds: float = 0.0  # since it was named
 
 
 class Stragglers:
     """Rank 0 only: judges the ranks of a life by the last WINDOW_S seconds of its steps."""
 
     def __init__(self, names: Sequence[str], slots: Sequence[int]) -> None:
-        """By rank: names, and slots in a step; a rank that has more of them may take longer."""
+        """By rank: names, and slots in a step; a rank with more slots may take longer."""
         self.slow: dict[int, Slow] = {}  # by rank
         self._names = names
         self._slots = np.maximum(np.asarray(slots, dtype=float), 1.0)
         self._steps: deque[tuple[float, np.ndarray]] = deque()  # seconds of a step, busy_s
-        self._seconds = 0.0  # of all of them
+        self._seconds = 0.0  # of all these steps
         self._unjudged_s = JUDGE_S
 
     def add(self, step_s: float, busy_s: np.ndarray) -> list[tuple[str, dict[str, Any]]]:
-        """One more step, of so many seconds; `busy_s` (ranks,): how long each rank was busy.
+        """Add a step; `busy_s` (ranks,): how long each rank was busy in it.
 
         Returns events, `slow` and `slow_end`, with their fields.
         """
-        counted_s = min(step_s, WINDOW_S / LEAST_STEPS)  # one that has stalled is not all of it
+        counted_s = min(step_s, WINDOW_S / LEAST_STEPS)  # a stalled step does not fill the window
         self._steps.append((counted_s, busy_s))
         self._seconds += counted_s
         while self._seconds - self._steps[0][0] >= WINDOW_S:
@@ -69,15 +69,15 @@ class Stragglers:
 
     @property
     def shown(self) -> dict[str, float]:
-        """Name and ratio of the ranks that are slow now; one that is named need not be."""
+        """Name and ratio of the ranks that are slow now; a named rank may be fast again."""
         return {self._names[rank]: it.ratio for rank, it in self.slow.items() if it.ratio >= OVER}
 
     def _ratios(self) -> list[float]:
-        """Of each rank to the median; of an even number the lower of the two in the middle.
+        """Busy time of each rank, relative to the (lower) median.
 
-        What is the same for all ranks takes the same time, and the slots take theirs: a rank with
-        more of them is compared with both, as it is not known which part of the time is which.
-        The longest step of each rank is left out: once is not slow, however long it was.
+        Some work is the same on all ranks, and some grows with the slots, in unknown shares. So a
+        rank is compared with the larger of the median and the median for its slots. The longest
+        step of each rank is left out: one long step does not make a slow rank.
         """
         steps = np.stack([busy_s for _, busy_s in self._steps])
         busy = steps.sum(0) - steps.max(0)

@@ -1,8 +1,8 @@
-"""A new rank 0: lease, ledger, log and metrics are taken over while the steps go on.
+"""A new rank 0 takes over lease, ledger, log and metrics while the steps continue.
 
-The rank 0 before has left none of it in good order. What it has not brought to the disk all ranks
-have kept (live_state.py). The records go on in a generation of their own, as after any life: so
-whatever the lost one still writes is told from what this one does.
+The previous rank 0 closed none of them. All ranks have kept the records that it did not write to
+disk (live_state.py). The records continue in a new generation, as after any life: so late writes of
+the lost rank 0 can be distinguished from those of the new one.
 """
 
 import copy
@@ -27,15 +27,15 @@ from gptddp.training.recorder import Recorder
 _POLL_S = 0.25
 _RETRY_S = 1.0  # after an error of the disk
 _GONE = (
-    "run directory %s is gone: it is made anew, and the run goes on with what the ranks have in "
-    "memory. Put back what it had, as logs and checkpoints"
+    "run directory %s is missing: it is created again, and the run continues with the ranks' state "
+    "in memory. Put its logs and checkpoints back from a backup"
 )
 
 log = logging.getLogger(__name__)
 
 
 class Takeover(threading.Thread):
-    """Rank 0 only, from the loss of the one before until it has the records."""
+    """Rank 0 only, from the loss of the previous rank 0 until it has the records."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class Takeover(threading.Thread):
         lease: Lease | None,
         follows: bool,
     ) -> None:
-        """`end`: of the rank 0 before, which may have been lost before the others knew its records.
-        `lease`: where this process has had to take it before; `follows`: it is free, as a majority
-        knows that its holder is not in the world.
+        """`end`: of the previous rank 0, which may have been lost before the others knew its
+        records. `lease`: where this process had to take it before; `follows`: the lease is free,
+        because a majority knows that its holder is not in the world.
         """
         super().__init__(name="takeover", daemon=True)
-        self.events = [event]  # since then: of worlds, and what is left out
+        self.events = [event]  # since then: of worlds and quarantines
         self.lease = lease  # as soon as this process has it
         self._life, self._end, self._follows = life, end, follows
-        self._is_over = False  # it is given up
-        # as of now: the steps go on meanwhile
+        self._is_over = False  # the takeover is given up
+        # copies, because the steps continue meanwhile
         self._progress = copy.copy(life.progress)
         self._line, self._lines = dict(life.line), [dict(it) for it in life.live.lines.values()]
         self._kept, self._known = [*life.live.events], life.generation
@@ -63,13 +63,13 @@ class Takeover(threading.Thread):
         self.start()
 
     def recorder(self) -> Recorder | None:
-        """The records, as soon as they are there. Raises what has kept this process from them."""
+        """The recorder, None until it is ready. Raises the error that prevents the takeover."""
         if self._error is not None:
             raise self._error
         return self._made
 
     def give_up(self) -> None:
-        """No majority is heard any more, so another may have the records: let the lease go."""
+        """Release the lease: without a majority another rank may have the records."""
         self._is_over = True
         if self.lease:
             self.lease.close()
@@ -77,9 +77,9 @@ class Takeover(threading.Thread):
             self._made.close()
 
     def run(self) -> None:
-        """In the thread. A volume that fails is waited for: the steps go on meanwhile.
+        """In the thread. Waits for a volume that fails: the steps continue meanwhile.
 
-        However it fails: this error would end the next new rank 0 too, until none has the state.
+        It waits after any OSError: the error would end each next rank 0 too, and so lose the state.
         """
         said = ""
         while not self._is_over and self._made is None:
@@ -91,10 +91,10 @@ class Takeover(threading.Thread):
                     break
                 why = explain(error) if isinstance(error, OSError) else str(error)
                 if why != said:
-                    log.warning("rank 0 cannot take the records over yet: %s", why)
+                    log.warning("rank 0 cannot take over the records yet: %s", why)
                 said = why
                 time.sleep(_RETRY_S)
-        if self._is_over:  # since then
+        if self._is_over:  # given up meanwhile
             self.give_up()
 
     def _begun(self) -> Recorder:
@@ -104,11 +104,11 @@ class Takeover(threading.Thread):
         recorder = Recorder(origin, life.dataset, lease, life.world, life.spent, life.stop)
         about = life.tensors, life.net.n_params(), now, life.machines
         last, kept = origin.generation - 1, self._kept
-        if last > self._known:  # records that this rank has not heard of
+        if last > self._known:  # records of a generation that this rank does not know
             kept = [*kept, {**self._end, "generation": last}]
         try:
             recorder.begin(*about, self._lines, kept)
-        except BaseException:  # the next try is another generation
+        except BaseException:  # the next try opens another generation
             recorder.close()
             self.lease = None
             raise
@@ -116,7 +116,7 @@ class Takeover(threading.Thread):
 
     def _taken(self) -> Lease:
         run, world = Path(self._life.config.run_dir), self._life.world
-        if not patiently(lambda: exists(run)):  # the next save of a rank 0 makes it too
+        if not patiently(lambda: exists(run)):  # rank 0's next save would make it too
             make_folder(run)
             log.warning(_GONE, run)
         follows = [world.life] if self._follows else []
@@ -127,11 +127,11 @@ class Takeover(threading.Thread):
         return lease
 
     def _origin(self) -> Origin:
-        """What the new generation begins with: the state that all ranks have."""
+        """The origin of the new generation: the state of all ranks."""
         life, now = self._life, self._progress
         run = Path(life.config.run_dir)
         recorded = patiently(lambda: run_state.read(run))
-        if recorded.is_finished:  # the rank 0 before has come to the end of the run
+        if recorded.is_finished:  # the previous rank 0 has finished the run
             raise Finished(f"the run is finished at step {now.step}")
         highest = patiently(lambda: highest_generation(run, recorded))
         return Origin(
@@ -148,19 +148,19 @@ class Takeover(threading.Thread):
 
 
 class Proof:
-    """The run's lease as the proof that no other world goes on, where no majority can tell.
+    """The run's lease as the proof that no other world runs, where no majority decides.
 
-    In a tie who has the lease keeps it; all others wait until it has not been renewed for long.
-    A minority that has it lets it go, and takes it again only where nobody else does.
+    In a tie the holder keeps the lease; all others wait until it has not been renewed for long.
+    A minority that holds it releases it, and takes it again only if no other process does.
     """
 
     def __init__(
         self, asked: LeaseAsked, life: LifeParts, takeover: Takeover | None, lease: Lease | None
     ) -> None:
-        """`takeover`: that goes on, and may have the lease soon: a minority is to give it up.
-        `lease`: the proof for a view before, which has not come to anything.
+        """`takeover`: still running, and may have the lease soon; None in a minority.
+        `lease`: the proof for an earlier view that was not formed.
 
-        Raises Superseded where another has taken the lease.
+        Raises Superseded where another process has taken the lease.
         """
         self.asked = asked
         self._lease = lease
@@ -177,14 +177,14 @@ class Proof:
         self._claim = Claim(run, world.job, world.life, known=True, patient=True, silent_s=silent_s)
 
     def held(self, seconds: float) -> Lease | None:
-        """The lease, where this process has it now; waits for so long at most."""
+        """The lease, if this process has it now; waits for so long at most."""
         if self._takeover:
             time.sleep(seconds)
-            self._takeover.recorder()  # raises what has kept it from the records
+            self._takeover.recorder()  # raises its error
             self._lease = self._takeover.lease
             if self._lease:
                 self._lease.check()
         elif self._lease is None:
-            with suppress(OSError):  # of a volume that may be back soon
+            with suppress(OSError):  # of a volume that may recover soon
                 self._lease = self._claim.poll(seconds)
         return self._lease

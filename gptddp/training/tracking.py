@@ -1,4 +1,4 @@
-"""Rank 0's tracker: a process of its own feeds it from the log; the loop knows nothing of it."""
+"""Rank 0's tracker: a separate process feeds it from the log, apart from the loop."""
 
 import logging
 import os
@@ -6,19 +6,19 @@ import subprocess
 import sys
 import time
 
-_END_S = 30.0  # that a finished run waits for the last steps to be sent
+_END_S = 30.0  # a finished run waits so long at most until the last steps are sent
 
 log = logging.getLogger(__name__)
 
 
 class Tracking:
-    """Rank 0 only: that process. It ends by itself when this one does, however that is."""
+    """Rank 0 only: the process that feeds the tracker. It ends when this process ends."""
 
     _process: subprocess.Popen[bytes] | None = None
     _until = 0.0  # monotonic
 
     def begin(self, run_dir: str, to: str) -> None:
-        """Start it; where that cannot be, training goes on without."""
+        """Start the process; if that fails, training continues without a tracker."""
         code, low = "from gptddp.cli import cli; cli()", ["nice", "-n", "19"]  # training goes first
         try:
             self._process = subprocess.Popen(
@@ -29,16 +29,16 @@ class Tracking:
                 start_new_session=True,  # no Ctrl-C of a terminal ends it
             )
         except OSError as error:
-            log.warning("nothing feeds %s: %s", to, error)
+            log.warning("the process that feeds %s cannot start: %s", to, error)
 
     def end(self) -> None:
-        """Nothing follows: it sends what is left."""
+        """No step follows: let the process send the remaining steps and end."""
         if self._process and self._process.stdin:
             self._process.stdin.close()
             self._until = time.monotonic() + _END_S
 
     @property
     def busy(self) -> bool:
-        """Does it still send what is left, and is there time for that?"""
+        """Is the process still sending, within the time limit?"""
         going = self._process is not None and self._process.poll() is None
         return going and time.monotonic() < self._until

@@ -1,12 +1,12 @@
-"""The worlds of a life: its ranks go from one to the next, and no process of them ends.
+"""The worlds of a life: its ranks move from one world to the next, and no process ends.
 
-A world is over when a collective has failed as a rank is lost, or when all ranks have heard at the
-same step (`Life.agree`) that their launchers agree on another view: a pod has come, or leaves. Then
-each takes the newest view, and all compare what they have. The state of the highest step counts;
-who has another step, or none as it has just come, gets it from a rank that has it. The step that
-was cut off is done again, with the same rows.
+A world is over when a collective has failed because a rank is lost, or when all ranks learn at the
+same step (`Life.agree`) that their launchers agree on another view: a pod joins or leaves. Then
+each rank takes the newest view, and all compare their states. The state of the highest step counts.
+A rank with another step, or a new rank without a state, gets it from a rank that has it. The
+interrupted step is done again, with the same rows.
 
-Without a launcher of ours there is one world, and a lost peer ends the life.
+Without gptddp's launcher a life has one world, and a lost peer ends the life.
 """
 
 import logging
@@ -32,39 +32,39 @@ from gptddp.training.parts import LifeParts
 from gptddp.training.takeover import Proof, Takeover
 
 _POLL_S = 0.25
-_GONE_S = 5.0  # without a world: its launcher may be on its way back to the others
-_BROKEN_S = 1.0  # without a word of a loss: the connections alone have failed
-_ALL_S = 1.0  # after a rank is told to stop: for the others to be told too, as where a job ends
-# After a rank is told to stop: for a view, in which it may have its state saved. In a tie there is
-# none before the lease has expired.
+_GONE_S = 5.0  # without a world: the launcher may still rejoin the others
+_BROKEN_S = 1.0  # without a report of a loss: only the connections have failed
+_ALL_S = 1.0  # after a request to stop, until all ranks have one, as at the end of a job
+# After a rank is asked to stop: limit of its wait for a view, in which its state may be saved. In a
+# tie no view is formed before the lease has expired.
 _STOPS_S = EXPIRY_S + 8.0
-ALONE_S = 3.0  # between two saves while one pod alone has the state
+ALONE_S = 3.0  # between two saves while only one pod has the state
 
 log = logging.getLogger(__name__)
 
 
 class Worlds:
-    """All ranks: the present world of a life, and the way into the next."""
+    """All ranks: the present world of a life, and the move into the next."""
 
     def __init__(self, life: LifeParts, sums: Sums) -> None:
         self.is_over = False  # the life has come to its end
-        self.ends = False  # agreed: the world does, after the step that is done
-        self.save_soon = False  # somebody has gone with the state, or waits with it
+        self.ends = False  # agreed: the world ends, after the finished step
+        self.save_soon = False  # a rank left because it was asked to stop
         self.takeover: Takeover | None = None  # on a new rank 0, until it has the records
         self._life, self._world, self._sums = life, life.world, sums
         view = self._world.view
-        # the last view that was taken; None: the first world is there, or is static
+        # the last view taken; 0: none yet, or a static world
         self._number = view.number if view else 0
         self._ids: list[str] = view.ids if view else []  # of the last world entered, by rank
-        self._how: dict[str, str] = {}  # each member that is gone since then
-        self._noticed: float | None = None  # monotonic: that the world is over
+        self._how: dict[str, str] = {}  # how each member was lost since then
+        self._noticed: float | None = None  # monotonic: when the end of the world was noticed
         self._proof: Proof | None = None
         self._lease: Lease | None = None  # taken as the proof for a view
         self._pods: list[str] = list(self._world.pods)  # of `_ids`
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """All ranks, around what they do together: until it is over, or the world is."""
+        """All ranks: enter the newest world, then run the body until it or the world ends."""
         while not self._is_entered():
             pass
         try:
@@ -74,7 +74,7 @@ class Worlds:
                 raise
 
     def _is_survived(self, error: Exception) -> bool:
-        """Is this the end of the world only? Not while the state is changing: then it is lost."""
+        """Does this error end the world only? While the state is changing, it ends the life."""
         if self._world.is_static or self._life.live.is_changing or not is_lost_peer(error):
             return False
         log.info("[rank %d] another world is due: %s", self._world.rank, said(error))
@@ -83,10 +83,10 @@ class Worlds:
         return True
 
     def _is_entered(self) -> bool:
-        """Enter the newest world; False where it is over before that."""
+        """Enter the newest world; False if that world is over before."""
         life = self._life
         try:
-            moved = self.ends or not life.live.is_whole  # the second: it has just come
+            moved = self.ends or not life.live.is_whole  # the second: this rank has just joined
             if moved:
                 self._form()
                 records = life.recorder is not None or self.takeover is not None
@@ -106,7 +106,7 @@ class Worlds:
     # -- into a world ------------------------------------------------------------------------------
 
     def _form(self) -> None:
-        """The newest view as the world. Raises LostPeer where a member of it is lost."""
+        """Form the world of the newest view. Raises LostPeer where a member of it is lost."""
         self._noticed = self._noticed or time.monotonic()
         live.phase("forming another world")
         self._life.clock.enter("other")
@@ -122,7 +122,7 @@ class Worlds:
         self._world.form(view)
 
     def _newest(self) -> View:
-        """Wait for a view newer than the last; meanwhile answer what the launcher asks."""
+        """Wait for a view newer than the last; meanwhile answer the launcher's requests."""
         members, since = self._world.members, time.monotonic()
         assert members
         while True:
@@ -130,7 +130,7 @@ class Worlds:
             if self._life.stop.asked and self._life.stop.waited_s > _STOPS_S:
                 members.leave(TOLD)
                 how = f"{self._life.stop.cause} after step {self._life.step}"
-                raise Stopped(f"{how}, while it waited for the others")
+                raise Stopped(f"{how}, while waiting for the others")
             found = members.next_view(self._number, _POLL_S)
             if isinstance(found, View):
                 self._proof = None
@@ -153,7 +153,7 @@ class Worlds:
                 members.broken(self._world.view)
 
     def _prove(self, asked: LeaseAsked) -> Proof:
-        """A minority gives the records up, those that it is about to have as well."""
+        """A new proof. A minority gives up the records, and a takeover of them."""
         if asked.how != "tie":
             if self.takeover:
                 self.takeover.give_up()
@@ -163,13 +163,13 @@ class Worlds:
         return Proof(asked, self._life, self.takeover, self._lease)
 
     def _come_back(self) -> None:
-        """The others go on without this process: as a new member it gets their state.
+        """Rejoin: the others continue without this process, which gets their state as a new member.
 
-        Rank 0 does not: whatever it still writes is another life's (LifeLost).
+        Rank 0 must not rejoin: its writes would belong to a replaced generation (LifeLost).
         """
         if self._life.recorder or self.takeover:
-            raise LifeLost("the others have gone on without this process, with another rank 0")
-        log.warning("[rank %d] the others have gone on without it: it joins them", self._world.rank)
+            raise LifeLost("the other ranks continued without this process, with another rank 0")
+        log.warning("[rank %d] the other ranks continued without it: it rejoins", self._world.rank)
         assert self._world.members
         self._world.members.rejoin()
         self._world.alone()
@@ -178,7 +178,7 @@ class Worlds:
         self._life.live.is_whole = self._life.stop.holds = False
 
     def _tell(self, giver: int, is_new: bool) -> None:
-        """All ranks: what has become of the world, for the records; rank 0 may be new to them."""
+        """All ranks: record the change of the world; rank 0 may have to take over the records."""
         life, world, view = self._life, self._world, self._world.view
         assert view and self._noticed is not None
         event: Any = None
@@ -210,7 +210,7 @@ class Worlds:
             }
         before = life.clock.micros()
         event = world.broadcast_value(event, giver)  # all ranks
-        # from here on all seconds are the new world's, also where it is over before its first step
+        # from here on all seconds belong to the new world, even if it ends before its first step
         life.spent.enter(world, before)
         self._ids, self._pods, self._how, self._noticed = view.ids, list(world.pods), {}, None
         self.save_soon |= any(it["how"].startswith(TOLD) for it in event["lost"])
@@ -224,10 +224,10 @@ class Worlds:
             self.takeover.events.append(event)
 
     def _take_over(self, event: dict[str, Any], view: View) -> None:
-        """All ranks keep how the old rank 0 ended; the present one takes over its records."""
+        """All ranks keep the end of the old rank 0; the present rank 0 takes over its records."""
         life = self._life
         end = {it: event[it] for it in ("time", "generation", "step", "at", "phases", "since_s")}
-        lost = moves.lost(event) or "rank 0 had to let the run go, as no majority was heard"
+        lost = moves.lost(event) or "rank 0 gave up the run, because it had no majority"
         cause = f"after step {event['step']}: {lost}"
         end |= {"event": "end", "cause": cause, "survived": True}
         if ("end", life.generation) not in [
@@ -242,22 +242,22 @@ class Worlds:
 
     @property
     def is_small(self) -> bool:
-        """Are there fewer pods than the job needs? Then nobody trains."""
+        """Are there fewer pods than the job needs? Then no rank trains."""
         members = self._world.members
         return members is not None and self._world.world_size < members.least
 
     @property
     def save_within_s(self) -> float:
-        """When the next save is due at the latest; seconds after the last."""
+        """Most seconds from the last save to the next."""
         members = self._world.members
         if self.save_soon:
             return 0.0
         world = self._world
         alone = members is not None and world.nodes == 1 and world.world_size < members.most
-        return ALONE_S if alone else math.inf  # nobody else has the state
+        return ALONE_S if alone else math.inf  # no other pod has the state
 
     def _wait(self) -> None:
-        """All ranks: as long as the world is too small, have the state saved, and train nothing."""
+        """All ranks: while the world is too small, save the state, and train nothing."""
         life, within_s = self._life, 0.0
         if self.is_small:
             live.phase("waiting for more pods")
@@ -275,26 +275,26 @@ class Worlds:
             self.meet()  # all ranks
 
     def meet(self) -> None:
-        """All ranks, between two steps: is the life to stop, or the world over?"""
+        """All ranks, between two steps: agree whether the life stops, or the world is over."""
         asked, late = self.stops()
         flags = torch.tensor([asked, late, self.has_news()], dtype=torch.int64)
         asks, lates, news = self._world.all_reduce(flags).tolist()  # all ranks
         self.agreed(asks, lates, asked, news)
 
     def has_news(self) -> bool:
-        """Is there a newer view? The ranks agree on that before a step."""
+        """Is there a newer view? The ranks agree on the answer before a step."""
         members, view = self._world.members, self._world.view
         return members is not None and view is not None and members.has_news(view)
 
     def stops(self) -> tuple[bool, bool]:
-        """Is this rank to stop? And for so long that all would be, if they were to?"""
+        """Was this rank asked to stop? And so long ago that a stop of all has reached all?"""
         stop = self._life.stop
         return stop.asked, stop.asked and (self._world.is_static or stop.waited_s > _ALL_S)
 
     def agreed(self, asked: int, late: int, mine: bool, news: int) -> None:
-        """All ranks: what the ranks have said, in sum; `mine`: that this one is to stop.
+        """All ranks: act on the sums over all ranks; `mine`: this rank was asked to stop.
 
-        Raises Stopped on ranks that stop while others go on.
+        Raises Stopped on ranks that stop while others continue.
         """
         life, world = self._life, self._world
         if asked == world.world_size or (asked and world.is_static):
@@ -304,14 +304,14 @@ class Worlds:
             if life.recorder:
                 life.recorder.close()
             world.members.leave(TOLD)
-            how = f"{life.stop.cause} after step {life.step}; the others go on"
+            how = f"{life.stop.cause} after step {life.step}; the others continue"
             log.info("[rank %d] %s", world.rank, how)
             raise Stopped(how)
         self.ends = bool(news or late) and not life.cause
 
     @contextmanager
     def last_words(self) -> Iterator[None]:
-        """All ranks, behind their last state: who is lost now has seen the end too."""
+        """All ranks, after the last save: a rank that is lost now has seen the end too."""
         self.is_over = True
         try:
             yield
@@ -322,7 +322,7 @@ class Worlds:
             self._world.members.leave(AT_END)
 
     def take_records(self) -> None:
-        """On a new rank 0: has it the records now? Then they get what has happened meanwhile."""
+        """On a new rank 0, once it has the records: add the events and lines since then."""
         life = self._life
         if self.takeover and (recorder := self.takeover.recorder()):
             for event in self.takeover.events:
@@ -338,8 +338,8 @@ class Worlds:
                 elif step == recorder.origin.step and line != recorder.line:  # evaluated since
                     recorder.completed(line, "val_loss" in line)
 
-    def wait_for_books(self) -> None:
-        """All ranks: rank 0 has the records before the life ends."""
+    def wait_for_records(self) -> None:
+        """All ranks: wait until rank 0 has the records, before the life ends."""
         while True:
             self.take_records()
             waits = torch.tensor([self.takeover is not None], dtype=torch.int64)

@@ -30,7 +30,7 @@ def test_what_an_audit_begins_with_is_compared_with_the_log(forged):
     save_again(forged, tokens=7)
     code, text = audit(forged)
     assert code == 1 and "wrong: step 8: tokens is " in text
-    assert "in the log, and 7 in step-000000000008.2" in text
+    assert "in the log, but 7 in step-000000000008.2" in text
 
 
 def in_json(name, **changes):
@@ -59,11 +59,11 @@ FORGED = {
     "batch_fp of one stop": (in_events("stop", which=FIRST, batch_fp=OTHER), "batch_fp"),
     "state_fp of the first start": (
         in_events("start", which=FIRST, state_fp=OTHER),
-        f"step 0: state_fp is '{OTHER}' in ledger.jsonl, and '",
+        f"step 0: state_fp is '{OTHER}' in ledger.jsonl, but '",
     ),
     "state_fp of the second start": (
         in_events("start", which=SAVES, state_fp=OTHER),
-        f"step 5: state_fp is '{OTHER}' in ledger.jsonl, and '",
+        f"step 5: state_fp is '{OTHER}' in ledger.jsonl, but '",
     ),
     "state_fp of a start that is no hash": (in_events("start", state_fp="zz"), "state_fp is 'zz'"),
     "state_fp of one stop that is no hash": (in_events("stop", state_fp=[1]), "state_fp"),

@@ -71,7 +71,7 @@ def test_data_that_are_damaged_here_tell_nothing_of_the_run(corpus, tmp_path, mo
         )
         path.write_bytes(content)
     code, text = audit(run, "--whole")
-    assert code == 2 and "cannot be read here, and the run has read it for step " in text
+    assert code == 2 and "cannot be read here, but the run has read it for step " in text
 
 
 # -- what cannot be told ---------------------------------------------------------------------------

@@ -265,7 +265,7 @@ def test_a_run_whose_evaluations_are_no_numbers(corpus, tmp_path):
     assert code == 0, said
     edit(run, 3, val_loss=4.5)
     code, said = audit(run, "--whole")
-    assert code == 1 and "wrong: step 3: val_loss is 4.5 in the log, and None recomputed" in said
+    assert code == 1 and "wrong: step 3: val_loss is 4.5 in the log, but None recomputed" in said
 
 
 def killed(run):

@@ -1,4 +1,4 @@
-"""The place of a process in the world, and what its machine can do."""
+"""The place of a process in the world, and the abilities of its machine."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ from gptddp.errors import ConfigError
     ],
 )
 def test_threads_follow_the_cgroup_quota(tmp_path, monkeypatch, files, cpus):
-    """The quota of cgroup v2 or v1 cuts the affinity, rounded up; without one that stays."""
+    """The quota of cgroup v2 or v1, rounded up, cuts the affinity; without a quota it stays."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -36,8 +36,8 @@ def test_threads_follow_the_cgroup_quota(tmp_path, monkeypatch, files, cpus):
     assert cpu_quota(tmp_path) == (cpus or 64)
 
 
-def test_the_place_comes_from_torchrun_or_slurm_or_is_alone(monkeypatch):
-    """torchrun's variables win, Slurm's are mapped, and without any there is one process."""
+def test_the_ranks_come_from_torchrun_or_slurm_or_a_single_process(monkeypatch):
+    """torchrun's variables win, Slurm's are mapped, and without any the process is alone."""
     for name in list(os.environ):
         if name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") or name.startswith("SLURM"):
             monkeypatch.delenv(name)
@@ -45,7 +45,7 @@ def test_the_place_comes_from_torchrun_or_slurm_or_is_alone(monkeypatch):
     slurm = dict(SLURM_PROCID="5", SLURM_LOCALID="1", SLURM_NTASKS="8", MASTER_ADDR="node0")
     for name, value in slurm.items():
         monkeypatch.setenv(name, value)
-    assert ranks() == (5, 1, 8, 2)  # there are two at least
+    assert ranks() == (5, 1, 8, 2)  # two tasks at least
     torchrun = dict(RANK="3", LOCAL_RANK="1", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2")
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
@@ -57,7 +57,7 @@ def test_the_place_comes_from_torchrun_or_slurm_or_is_alone(monkeypatch):
 
 @pytest.fixture
 def slurm(monkeypatch):
-    """slurm(**variables): a task of srun with two more of its kind on its node, the third."""
+    """slurm(**variables): the third of three srun tasks on its node."""
 
     def task(**more: str) -> None:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
@@ -83,14 +83,14 @@ def slurm(monkeypatch):
         ({}, 3),
     ],
 )
-def test_slurm_tells_the_tasks_of_this_node_without_a_flag(slurm, variables, here):
-    """From the step's list, else the job's; never fewer than there must be."""
+def test_slurm_gives_the_tasks_of_this_node_without_a_flag(slurm, variables, here):
+    """From the step's list, else the job's; at least as many as the local rank implies."""
     slurm(**variables)
     assert ranks() == (6, 2, 7, here)
 
 
 def test_tasks_that_slurm_binds_do_not_share_their_cpus(slurm, monkeypatch):
-    """Threads: the CPUs of a task are its own where each is bound to others."""
+    """Threads: if each task is bound to other CPUs, its CPUs are its own."""
     assert cpu_sharers(4) == 4
     slurm()
     assert cpu_sharers(4) == 4
@@ -101,7 +101,7 @@ def test_tasks_that_slurm_binds_do_not_share_their_cpus(slurm, monkeypatch):
 
 
 def test_the_cpus_of_a_task_count_where_slurm_binds_nothing(slurm, monkeypatch):
-    """Those of --cpus-per-task are a rank's own; workers of a launcher share their task's."""
+    """--cpus-per-task gives CPUs to one rank; workers of a launcher share their task's CPUs."""
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
     monkeypatch.delenv("SLURM_PROCID", raising=False)
     assert slurm_cpus(4) is None
@@ -115,7 +115,7 @@ def test_the_cpus_of_a_task_count_where_slurm_binds_nothing(slurm, monkeypatch):
 
 
 def test_a_requeued_step_is_another_life_of_the_same_job(slurm, monkeypatch):
-    """Its numbers are the same, and a node that Slurm has lost may still run the one before."""
+    """Its numbers stay the same, and a node that Slurm has lost may still run the earlier life."""
     slurm(JOB_ID="7", STEP_ID="0")
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     first, name = slurm_life(), slurm_step()
@@ -142,10 +142,10 @@ def test_a_requeued_step_is_another_life_of_the_same_job(slurm, monkeypatch):
         ({"GPUS_PER_TASK": "1"}, 0, None),
     ],
 )
-def test_a_task_that_slurm_gives_a_gpu_of_its_own_uses_it(
+def test_a_task_uses_the_gpu_that_slurm_gives_only_to_it(
     slurm, monkeypatch, variables, visible, gpu
 ):
-    """It is number 0 of each; GPUs that all tasks see go by local rank; no two share one."""
+    """Such a GPU has number 0; local ranks choose among GPUs that all tasks see; none is shared."""
     slurm(**variables)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     if gpu is None:
@@ -157,7 +157,7 @@ def test_a_task_that_slurm_gives_a_gpu_of_its_own_uses_it(
 
 @pytest.fixture
 def numerics():
-    """What a test sets of torch's numbers is put back."""
+    """Restore torch's settings for numerics after a test."""
     before, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     yield
     torch.set_float32_matmul_precision(before)
@@ -165,9 +165,9 @@ def numerics():
 
 
 @pytest.mark.parametrize("matmul", ["mkl", "onednn"])
-def test_fp32_stays_fp32_whatever_the_processor(numerics, matmul):
-    """Both back-ends have fp32 accuracy; where one has not, it is refused with the fix. A run
-    computes with its own threads, not with those that this machine would give it."""
+def test_fp32_stays_fp32_on_any_processor(numerics, matmul):
+    """Both back-ends have fp32 accuracy; a back-end without it is refused with the fix. A run uses
+    its own number of threads, not this machine's default."""
     c = Config(matmul=matmul, threads=3)
     try:
         hardware.use(c, torch.device("cpu"))
@@ -180,9 +180,9 @@ def test_fp32_stays_fp32_whatever_the_processor(numerics, matmul):
     assert ((a @ b).double() - exact).norm() / exact.norm() < 1e-5
 
 
-def test_a_run_of_bf16_is_refused_nowhere(numerics, monkeypatch):
-    """Its choice on AMX is bf16 with oneDNN, which rounds fp32 to bf16 on some of them."""
-    monkeypatch.setattr(torch.Tensor, "norm", lambda *_: torch.tensor(1.0))  # all is wrong
+def test_a_bf16_run_is_never_refused(numerics, monkeypatch):
+    """Its default on AMX is bf16 with oneDNN, which rounds fp32 to bf16 on some processors."""
+    monkeypatch.setattr(torch.Tensor, "norm", lambda *_: torch.tensor(1.0))  # all are wrong
     c = Config(matmul="onednn", threads=1, precision="bf16")
     hardware.use(c, torch.device("cpu"))
     with pytest.raises(ConfigError, match="--matmul mkl"):
@@ -196,7 +196,7 @@ def test_a_run_of_bf16_is_refused_nowhere(numerics, monkeypatch):
 def test_an_environment_with_fewer_threads_than_the_run_is_refused(
     numerics, monkeypatch, variable, value
 ):
-    """torch cannot change that; a run of fast sums, or of one thread, may have it."""
+    """torch cannot change that; a run with fast sums, or with one thread, is accepted."""
     c = Config(matmul="mkl", threads=3, reduce="exact")
     monkeypatch.setenv(variable, value)
     told = f"{variable}={value.lower()} is set.*the 3 of the run.*unset it"
@@ -208,8 +208,8 @@ def test_an_environment_with_fewer_threads_than_the_run_is_refused(
     hardware.use(c, torch.device("cpu"))
 
 
-def test_a_variable_that_decides_the_bits_is_of_the_machine(monkeypatch):
-    """So an audit, and the ranks of a life, see that they compute in another way."""
+def test_a_variable_that_decides_the_bits_is_part_of_the_machine(monkeypatch):
+    """So an audit, and the ranks of a life, notice that they compute in another way."""
     plain = hardware.machine(None)
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     assert hardware.machine(None) == f"{plain}, MKL_CBWR=COMPATIBLE"
@@ -229,8 +229,8 @@ def test_a_variable_that_decides_the_bits_is_of_the_machine(monkeypatch):
         (False, {}, ("fp32", "mkl", "fused")),
     ],
 )
-def test_numbers_are_chosen_by_what_the_processor_has(monkeypatch, amx, cpu, chosen):
-    """By a table, and not by a clock: the same processor, the same choice."""
+def test_numerics_follow_the_features_of_the_processor(monkeypatch, amx, cpu, chosen):
+    """A table decides, and not a measurement: the same processor gets the same choice."""
     monkeypatch.setattr(hardware, "cpu_has_amx", lambda: amx)
     monkeypatch.setattr(hardware, "cpu_info", lambda: cpu)
     found = hardware.numerics(torch.device("cpu"))
@@ -239,7 +239,7 @@ def test_numbers_are_chosen_by_what_the_processor_has(monkeypatch, amx, cpu, cho
 
 
 def test_a_failed_collective_names_the_silent_rank(monkeypatch):
-    """By what has been posted; an error that says no time is told as it is."""
+    """The posts name it; an error without a time is reported as it is."""
     with connect("cpu") as world:
         world.world_size, world.pods = 3, ("pod-0", "pod-1", "")
         monkeypatch.setattr(lost, "ROLL_CALL_S", 0.1)
@@ -258,14 +258,14 @@ def test_a_failed_collective_names_the_silent_rank(monkeypatch):
             raise of_sums
         said = lost.blame(of_sums, world, 1.0)
         assert said.startswith("Connection closed by peer [::1]:9 in ")
-        # closed by one whose timeout came a moment earlier
+        # closed by a rank whose timeout came a moment earlier
         said = lost.blame(closed, world, 59.9)
         assert said.startswith("rank 1 (pod-1), rank 2 have not answered for 59 s in ")
 
 
 @pytest.mark.parametrize("verdict", ["verdict.json", "no/such/folder.json", None])
-def test_a_final_error_is_left_to_the_launcher_or_said(tmp_path, monkeypatch, capsys, verdict):
-    """A verdict that is written is not said as well; where none can be written it is said."""
+def test_a_final_error_goes_to_the_launcher_or_is_printed(tmp_path, monkeypatch, capsys, verdict):
+    """An error written as a verdict is not printed; if no verdict can be written, it is printed."""
     monkeypatch.delenv("GPTDDP_VERDICT", raising=False)
     monkeypatch.delenv("RANK", raising=False)
     if verdict:
@@ -277,7 +277,7 @@ def test_a_final_error_is_left_to_the_launcher_or_said(tmp_path, monkeypatch, ca
         assert left == {"code": 2, "rank": 0, "message": "nope", "shared": False}
 
 
-def test_the_device_must_be_there():
+def test_the_device_must_exist():
     """--device cuda without a GPU is refused with the fix."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

@@ -1,11 +1,11 @@
-"""What the environment of a process says of its job."""
+"""The facts of a job in the environment of its processes."""
 
 from gptddp.distributed import environment
 
 
 def test_the_name_of_a_job(monkeypatch, tmp_path):
-    """A job is its rendezvous, id, place and namespace, or its Slurm step; an id alone may be
-    anybody's."""
+    """A job is its rendezvous id, endpoint and namespace, or its Slurm step; an id alone is not
+    unique."""
     names = ("TORCHELASTIC_RUN_ID", "PET_RDZV_ENDPOINT", "SLURM_PROCID", "RANK", "MASTER_ADDR")
     for name in (*names, "SLURM_CLUSTER_NAME"):
         monkeypatch.delenv(name, raising=False)

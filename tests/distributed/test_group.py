@@ -1,4 +1,4 @@
-"""Worlds that change inside living processes: real ones, with gloo, and a mesh of the test's."""
+"""Worlds that change inside living processes: real ones, with gloo, and the test's mesh."""
 
 import os
 import queue
@@ -15,7 +15,7 @@ from support.forked import Forked, fork
 from gptddp.distributed import group
 from gptddp.errors import Broken
 
-# A member that sums ones with the others for ever, and posts what it knows after the first sum of
+# A member that sums ones with the others for ever, and posts its state after the first sum of
 # each world.
 CODE = """
 import os, sys, threading, time, resource
@@ -65,7 +65,7 @@ with connect.connect("cpu") as world:
                 raise
             print(f"{type(error).__name__} {error}", file=sys.stderr, flush=True)
 """
-ALONE = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")  # as torchrun says
+ALONE = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")  # as under torchrun
 NUMBER, AT, PID, RANK, WORLDS, FILES, THREADS, MEMORY = range(8)
 
 
@@ -83,7 +83,7 @@ class Worlds(FakeMesh):
         return self.by_pod(*pods)
 
     def form(self, ids):
-        """A view of these: what each has posted in it, by pod, once all are in it."""
+        """Form a view of these pods; return each pod's post in it, once all are in it."""
         return self.formed(self.commit(ids))
 
     def formed(self, number):
@@ -99,7 +99,7 @@ class Worlds(FakeMesh):
         return [it["id"] for it in self.view["members"] if it["pod"] not in without]
 
     def kill(self, *pods):
-        """The view without these is told as soon as they are dead; what the others post in it."""
+        """Kill these pods, and send the view without them; return the posts of the others in it."""
         gone = set(self.ids()) - set(self.ids(*pods))
         for pod in pods:
             os.kill(self.processes[pod].pid, signal.SIGKILL)
@@ -119,8 +119,8 @@ def worlds(tmp_path):
     made.close()
 
 
-def test_survivors_go_on_in_the_same_process(worlds):
-    """One is lost, then rank 0, then two at once; the rest keep their order, and take in others."""
+def test_survivors_continue_in_the_same_process(worlds):
+    """One is lost, then rank 0, then two at once; the rest keep their order, and admit others."""
     before = worlds.form(worlds.start("a", "b", "c", "d"))
     assert [before[pod][RANK] for pod in "abcd"] == [0, 1, 2, 3]
     after = worlds.kill("c")
@@ -137,8 +137,8 @@ def test_survivors_go_on_in_the_same_process(worlds):
     assert worlds.kill("d")["f"][RANK] == 0
 
 
-def test_a_silent_peer_is_left_and_comes_back(worlds):
-    """Nobody waits for it longer than the mesh does; awake, it is another member in its process."""
+def test_a_silent_peer_is_dropped_and_rejoins(worlds):
+    """No member waits for it longer than the mesh; awake, its process is another member."""
     first = worlds.form(worlds.start("a", "b", "c", "d"))
     stopped = worlds.by_pod("b")
     os.kill(worlds.processes["b"].pid, signal.SIGSTOP)
@@ -163,9 +163,9 @@ group._Posted.set = set_and_die
 """
 
 
-def test_a_member_that_dies_while_a_world_forms_is_left(worlds):
-    """It has told its address, so that gloo waits for its connections; then a silent one has not
-    told it."""
+def test_a_member_that_dies_while_a_world_forms_is_dropped(worlds):
+    """The first has posted its address, so that gloo waits for its connections; the second is
+    silent, without a post."""
     worlds.form(worlds.start("a", "b", "c", "d"))
     began = time.monotonic()
     ids = worlds.ids() + worlds.start("dies", fault=IN_SET)
@@ -191,8 +191,8 @@ threading.Thread(target=cuts_itself, daemon=True).start()
 """
 
 
-def test_a_world_whose_connections_are_lost_is_formed_anew(worlds):
-    """No member is: one says so, and all leave the broken world for the next view."""
+def test_a_world_whose_connections_are_lost_is_formed_again(worlds):
+    """No member is lost: one reports the failure, and all leave the world for the next view."""
     ids = worlds.start("a", "b", "c", "d") + worlds.start("cut", fault=CUTS_ITSELF)
     number = worlds.commit(ids)
     worlds.wait(lambda: {"broken": number} in worlds.heard[ids[-1]], why=worlds.said)
@@ -218,7 +218,7 @@ threading.Thread(target=talk, daemon=True).start()
 
 
 def test_no_other_connection_is_cut(worlds):
-    """Listeners and connections of the process live through a loss."""
+    """Other listeners and connections of the process survive a loss."""
     ids = worlds.start("a", "b", "c", fault=STRANGERS)
     worlds.form(ids)
     worlds.kill("b")
@@ -246,8 +246,8 @@ td.all_reduce = all_reduce
 """
 
 
-def test_a_sum_that_never_ends_holds_no_process(worlds):
-    """As often as it happens; each time it takes a part of a second."""
+def test_a_sum_that_never_ends_blocks_no_process(worlds):
+    """Each case takes a part of a second, also in repetition."""
     before = worlds.form(worlds.start("a", "b") + worlds.start("kept", fault=NEVER_ENDS))
     for _ in range(3):
         after = worlds.kill("a")
@@ -255,8 +255,8 @@ def test_a_sum_that_never_ends_holds_no_process(worlds):
         worlds.form(worlds.ids() + worlds.start("a"))
 
 
-def test_a_collective_is_left_only_where_gloo_stands_still(monkeypatch):
-    """A thread that has woken up since the last look may be writing what it has received."""
+def test_a_collective_is_given_up_only_if_gloo_stands_still(monkeypatch):
+    """A thread that has woken up since the last look may be writing received data."""
     looks = iter(["", "1", "", "1", "2", "2"])
     here = object.__new__(group.Group)
     here._device, here._forgotten, here.view = torch.device("cpu"), [], None
@@ -265,15 +265,15 @@ def test_a_collective_is_left_only_where_gloo_stands_still(monkeypatch):
     def wait(limit):
         raise RuntimeError("Operation timed out!")
 
-    for _ in range(2):  # what was begun behind it is left at once
+    for _ in range(2):  # a collective begun after it is given up at once
         with pytest.raises(Broken):
             here.wait(SimpleNamespace(is_completed=lambda: False, wait=wait))
         looks = iter([""])
     assert len(here._forgotten) == 2
 
 
-def test_a_thread_that_runs_does_not_stand_still():
-    """Only one that sleeps has a time that it stands at."""
+def test_a_running_thread_does_not_stand_still():
+    """Only a sleeping thread has a constant CPU time."""
     tasks, done = queue.Queue(), threading.Event()
 
     def sleep():
@@ -297,8 +297,8 @@ group.Group.cut = lambda self: None
 """
 
 
-def test_a_process_that_gloo_does_not_let_go_ends(worlds):
-    """It may come back as another member."""
+def test_a_process_that_gloo_blocks_ends(worlds):
+    """It may rejoin as another member."""
     ids = worlds.start("a", "b") + worlds.start("kept", fault=FORGOTTEN)
     worlds.form(ids)
     os.kill(worlds.processes["a"].pid, signal.SIGSTOP)
@@ -308,8 +308,8 @@ def test_a_process_that_gloo_does_not_let_go_ends(worlds):
 
 
 def test_a_hundred_worlds_leave_nothing_behind(worlds):
-    """Descriptors, threads and memory are as after the first, where a member stays as where one is
-    left out and joins again in its process."""
+    """Descriptors, threads and memory are as after the first world, for a member that stays and for
+    a member that is dropped and rejoins in its process."""
     stay, leave, seen = worlds.start("a", "b"), worlds.start("c"), []
     for _ in range(50):
         worlds.form(stay + leave)
@@ -320,7 +320,7 @@ def test_a_hundred_worlds_leave_nothing_behind(worlds):
         stay = stay[::-1]
     seen.append(worlds.form(stay + leave)["c"])
     assert seen[-1][WORLDS] == 51
-    # one thread may be there for a second, to look again at who has arrived
+    # one thread may live for a second, to look again at the arrivals
     for what, most in ((FILES, 0), (THREADS, 1), (MEMORY, 4 << 20)):
         early, late = (min(it[what] for it in part) for part in (seen[5:10], seen[-6:-1]))
         assert late - early <= most, (what, early, late)

@@ -1,4 +1,4 @@
-"""What a worker knows by its launcher: views, posts, and when a world is over."""
+"""A worker's knowledge from its launcher: views, posts, and the end of a world."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from gptddp.errors import LostPeer
 
 @pytest.fixture
 def mesh(tmp_path, monkeypatch):
-    """Its end does not end this process, as it does a worker's."""
+    """A fake launcher; its end does not end this process, unlike a worker's."""
     monkeypatch.setattr("os._exit", lambda code: None)
     made = FakeMesh(tmp_path, least=2, most=3)
     yield made
@@ -28,7 +28,7 @@ def mesh(tmp_path, monkeypatch):
 
 @pytest.fixture
 def three(mesh):
-    """Three members that are in a view, and the view as each has got it."""
+    """Three members in a view, and the view as each received it."""
     members = [Members(mesh.path, pod) for pod in ("a", "b", "")]
     for it in members:
         it.status("fresh")
@@ -42,7 +42,7 @@ def seen(members, true):
 
 
 def test_a_view_names_its_members_by_rank(mesh, three):
-    """And who is gone, and how; an older one is not handed out again."""
+    """It also names lost members and causes; an older view is not returned again."""
     members, views = three
     assert views[0] == views[1] == views[2]
     assert views[0][:2] == (1, "first") and [it.pod for it in views[0].members] == ["a", "b", ""]
@@ -55,8 +55,8 @@ def test_a_view_names_its_members_by_rank(mesh, three):
     assert [it[:] for it in view.gone] == [(members[2].me, "", "it was silent")]
 
 
-def test_posts_are_known_to_all_until_their_member_is_gone(mesh, three):
-    """The own ones at once."""
+def test_all_members_know_posts_until_the_loss_of_their_member(mesh, three):
+    """A member knows its own posts at once."""
     (a, b, c), _ = three
     a.post("key", {"x": 1})
     assert a.posts("key") == {a.me: {"x": 1}}
@@ -70,7 +70,7 @@ def test_posts_are_known_to_all_until_their_member_is_gone(mesh, three):
 
 @pytest.mark.parametrize("why", ["lost", "left out", "left", "arrived", "out", "lease"])
 def test_a_world_is_over_when_its_collectives_cannot_end(mesh, three, why):
-    """Not for a view that has one member more; the thread that hears of it is told."""
+    """A view with one more member does not end it; the reading thread calls `on_news`."""
     (a, b, c), (view, *_) = three
     heard = []
     a.on_news = lambda: heard.append(a.is_over(view))
@@ -84,7 +84,7 @@ def test_a_world_is_over_when_its_collectives_cannot_end(mesh, three, why):
         mesh.tell(a.me, {"lost": [c.me]})
     elif why == "left out":
         mesh.commit([a.me, b.me, d.me])
-    elif why == "left":  # in good order: a while later
+    elif why == "left":  # left in order: only later
         gone = [{"id": c.me, "pod": "c", "how": "told to stop"}]
         left = {"number": number + 1, "by": "quorum", "gone": gone}
         mesh.tell(
@@ -103,8 +103,8 @@ def test_a_world_is_over_when_its_collectives_cannot_end(mesh, three, why):
     assert [it.pod for it in a.lost_of(view)] == ([""] if why == "lost" else [])
 
 
-def test_the_lease_is_asked_for_until_there_is_an_answer(mesh, three):
-    """Meanwhile the world is over: the main thread has to be free for it."""
+def test_the_request_for_the_lease_lasts_until_the_answer(mesh, three):
+    """Meanwhile the world is over: the main thread must be free for the lease."""
     (a, *_), (view, *_) = three
     mesh.tell(a.me, {"lease": {"number": 7, "how": "tie"}})
     asked = a.next_view(1, 10.0)
@@ -115,8 +115,8 @@ def test_the_lease_is_asked_for_until_there_is_an_answer(mesh, three):
     mesh.wait(lambda: {"lease": 7} in mesh.heard[a.me])
 
 
-def test_who_is_out_joins_again_as_another(mesh, three):
-    """It knows nothing of before, and hears nothing that was said to the member it was."""
+def test_a_member_that_is_out_rejoins_as_another(mesh, three):
+    """It keeps nothing, and ignores messages for the member that it was before."""
     (a, b, _), _ = three
     a.post("key", 1)
     mesh.tell(a.me, {"out": 5})
@@ -130,7 +130,7 @@ def test_who_is_out_joins_again_as_another(mesh, three):
 
 
 def test_a_worker_ends_with_its_launcher(mesh):
-    """Also where its main thread is in C; and one whose launcher does not answer does not begin."""
+    """Also with its main thread in C; and a worker without an answering launcher does not begin."""
     code = (
         "import ctypes, sys; from pathlib import Path; from gptddp.distributed import members\n"
         "it = members.Members(Path(sys.argv[1]), 'a'); it.status('warm')\n"
@@ -148,8 +148,8 @@ def test_a_worker_ends_with_its_launcher(mesh):
         Members(mesh.path.with_name("none"), "a")
 
 
-def test_who_has_left_in_good_order_is_not_waited_for():
-    """Its last word goes with it. A word of another world does not count."""
+def test_no_member_waits_for_one_that_left_in_order():
+    """Its leave counts like its last post. A post of another world does not count."""
     view = View(3, "quorum", tuple(Member(it, "") for it in "abc"), ())
     ended = {"b"}
     members = SimpleNamespace(me="a", ended_of=lambda of: ended)

@@ -1,4 +1,4 @@
-"""A process that hangs where no collective would notice: alone, and as its launcher sees it."""
+"""A process that hangs outside of collectives: alone, and as seen by its launcher."""
 
 import multiprocessing
 import os
@@ -46,7 +46,7 @@ LIMIT_S = 0.5
 
 @pytest.fixture
 def process(spawn, tmp_path):
-    """process(before, hang): one that says `here` and then hangs so; its folder is tmp_path."""
+    """process(before, hang): a process that prints `here`, then hangs; its folder is tmp_path."""
 
     def begin(before: str, hang: str, **options):
         clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "SLURM_PROCID")}
@@ -58,8 +58,8 @@ def process(spawn, tmp_path):
     return begin
 
 
-def test_a_hang_is_said_and_ends_the_process(process):
-    """In Python or in C without the GIL: after its last words, with their code."""
+def test_a_hang_is_reported_and_ends_the_process(process):
+    """In Python, or in C without the GIL: it ends after its last words, with their exit code."""
     it = process("pass", "time.sleep(60)")
     out, err = it.communicate(timeout=30)
     assert it.returncode == 9
@@ -67,22 +67,22 @@ def test_a_hang_is_said_and_ends_the_process(process):
     assert b"[rank 0] no progress for " in err and b"hangs in <module>" in err
 
 
-def test_last_words_that_hang_do_not_hold_it_up(process):
-    """As those of a device that hangs: the process ends all the same."""
+def test_hanging_last_words_do_not_block_the_end(process):
+    """A hanging device may block them: the process still ends."""
     it = process("words.__code__ = (lambda where: time.sleep(60)).__code__", "time.sleep(60)")
     it.communicate(timeout=30)
     assert it.returncode == pulse.HUNG
 
 
-def test_what_comes_further_goes_on(process):
-    """Slow is not hung: for three times the limit, and after the end of the listening."""
+def test_a_process_with_progress_continues(process):
+    """A slow process is no hang: for three times the limit, and after the end of the listening."""
     it = process(f"beats({3 * LIMIT_S})", "pass")
     out, err = it.communicate(timeout=30)
     assert (it.returncode, out, err) == (0, b"here\nend\n", b"")
 
 
 def test_a_machine_that_is_suspended_is_no_hang(process):
-    """A process that was stopped for longer than the limit goes on when it is continued."""
+    """A process that was stopped for longer than the limit runs on after SIGCONT."""
     it = process("pass", "beats(0.5)")
     assert it.stdout.readline() == b"here\n"
     it.send_signal(signal.SIGSTOP)
@@ -91,8 +91,8 @@ def test_a_machine_that_is_suspended_is_no_hang(process):
     assert it.communicate(timeout=30) == (b"end\n", b"") and it.returncode == 0
 
 
-def test_only_time_counts_in_which_the_listener_was_running(monkeypatch):
-    """A pause of an hour is as one of a second; a beat, and another process, begin anew."""
+def test_only_the_running_time_of_the_listener_counts(monkeypatch):
+    """A pause of an hour counts as one second; a beat, or another process, resets the count."""
     clock = [0.0]
     monkeypatch.setattr(pulse.time, "monotonic", lambda: clock[0])
     silence = pulse.Silence()
@@ -104,8 +104,8 @@ def test_only_time_counts_in_which_the_listener_was_running(monkeypatch):
     assert silence.listen(2, 6) == 0.0
 
 
-def test_at_a_terminal_it_is_only_said(process):
-    """Nobody would start it again, and somebody sees it: it may be at a breakpoint."""
+def test_at_a_terminal_a_hang_is_only_reported(process):
+    """No launcher would start it again, and a user sees it: it may be at a breakpoint."""
     terminal, end = pty.openpty()
     try:
         it = process("pass", f"time.sleep({2.5 * LIMIT_S})", stdin=end)
@@ -114,19 +114,19 @@ def test_at_a_terminal_it_is_only_said(process):
         os.close(terminal)
         os.close(end)
     assert (it.returncode, out) == (0, b"here\nend\n")
-    assert err.count(b"no progress for") == 1 and err.endswith(b"it goes on if it can\n")
+    assert err.count(b"no progress for") == 1 and err.endswith(b"it continues if it can\n")
 
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """The launcher's side: as quick as the processes of these tests."""
+    """The launcher's side, with limits as short as those of the processes in these tests."""
     monkeypatch.setattr(launch_worker, "LATER_S", 0.3)
     monkeypatch.setattr(pulse, "POLL_S", 0.05)
 
 
 @pytest.fixture
 def watched(impatient, monkeypatch, tmp_path):
-    """watched(process): its launcher's Worker, what that has said, and what it has counted."""
+    """watched(process): its launcher's Worker, with the printed lines and counted errors."""
 
     def begin(process):
         monkeypatch.setattr(multiprocessing, "active_children", lambda: [process])
@@ -138,9 +138,9 @@ def watched(impatient, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["sum(itertools.repeat(0))", "os.kill(os.getpid(), 19)"])
-def test_the_launcher_kills_what_stops_every_thread(process, watched, how):
-    """A call that holds the GIL, and a stopped process: once, after the limit, and it says where.
-    The first is its own error, with its step; a stop comes from outside, and is not counted.
+def test_the_launcher_kills_a_worker_with_all_threads_stopped(process, watched, how):
+    """A call that holds the GIL, and a stopped process: killed once, after the limit, with a line.
+    The first counts as an error, with its step; a stop from outside does not count.
     """
     it = process("beats(0.1)", how)
     worker, said, counted = watched(it)
@@ -158,8 +158,8 @@ def test_the_launcher_kills_what_stops_every_thread(process, watched, how):
     assert stopped or re.fullmatch(r"it hangs in <module> \(<string>:\d+\)", counted[0][0])
 
 
-def test_no_pulse_and_a_torn_one_are_no_hang(silent, watched, tmp_path):
-    """Before the worker has come so far, there is nothing to be told."""
+def test_a_missing_or_torn_pulse_is_no_hang(silent, watched, tmp_path):
+    """Before the worker has a pulse, the launcher reports nothing."""
     worker, said, _ = watched(silent)
     worker.look()
     pulse.path_of(tmp_path, 0).write_bytes(b"torn")
@@ -172,7 +172,7 @@ NEVER = "import time; print('here', flush=True); time.sleep(60)"
 
 @pytest.fixture
 def silent(spawn, impatient, monkeypatch, tmp_path):
-    """A worker that hangs before its trainer has begun, and what its launcher has."""
+    """A worker that hangs before its trainer has begun, and its launcher's side."""
     monkeypatch.setattr(connect, "FIRST_TIMEOUT_S", 0.2)
     monkeypatch.setattr(pulse, "MARGIN_S", 0.1)
     it = spawn([sys.executable, "-c", NEVER], stdout=subprocess.PIPE)
@@ -180,8 +180,8 @@ def silent(spawn, impatient, monkeypatch, tmp_path):
     return it
 
 
-def test_the_launcher_kills_what_never_begins_to_beat(silent, tmp_path, watched):
-    """Not at once, and not as an error of the trainer's own; an older worker's stack is not its."""
+def test_the_launcher_kills_a_worker_that_never_beats(silent, tmp_path, watched):
+    """Not at once, and not counted as an error; it has no stack, only an older worker's exists."""
     (tmp_path / "stack.0").write_text("process 1\n  File 'a.py', line 7 in old\n")
     worker, said, counted = watched(silent)
     begin = time.monotonic()
@@ -192,7 +192,7 @@ def test_the_launcher_kills_what_never_begins_to_beat(silent, tmp_path, watched)
 
 
 def test_a_worker_shares_its_pulse_as_soon_as_the_disk_has_room(process, tmp_path, impatient):
-    """What was full when it began is tried again."""
+    """After a full disk at its begin it tries again."""
     (tmp_path / "pulse.0").mkdir()
     (tmp_path / "pulse.0/file").touch()
     it = process("pass", "beats(60)")
@@ -208,13 +208,13 @@ def test_a_worker_shares_its_pulse_as_soon_as_the_disk_has_room(process, tmp_pat
     it.kill()
 
 
-def test_a_hang_on_the_way_out_is_the_launchers(process, watched):
-    """Of a process that has ended its training: in a destructor, at the interpreter's exit."""
+def test_the_launcher_ends_a_hang_at_the_exit(process, watched):
+    """The training has ended: it hangs in a destructor, at the interpreter's exit."""
     it = process("pass", "atexit.register(time.sleep, 60)")
     assert it.stdout.readline() == b"here\n" and it.stdout.readline() == b"end\n"
     worker, said, counted = watched(it)
     until(lambda: (worker.look(), it.poll())[1])
-    assert "it is killed" in said[0] and not counted  # no step's own error
+    assert "it is killed" in said[0] and not counted  # not an error of a step
 
 
 STORAGE = """
@@ -225,8 +225,8 @@ reading = ["/data/0.parquet, row group 3"]
 """
 
 
-def test_who_waits_for_the_storage_does_not_hang(process, watched):
-    """For longer than the limit, with a line now and then; the launcher sees the same."""
+def test_a_wait_for_the_storage_is_no_hang(process, watched):
+    """It may exceed the limit, with a line at intervals; the launcher agrees."""
     before = STORAGE.format(3600).replace("\n", "\n    ")
     it = process(before, "with storage.waiting(lambda: reading[0]): time.sleep(1.0)")
     worker, said, _ = watched(it)
@@ -243,8 +243,8 @@ def test_who_waits_for_the_storage_does_not_hang(process, watched):
 
 
 @pytest.mark.parametrize(("what", "limit_s"), [("''", 3600), ("reading[0]", 0.1)])
-def test_what_does_not_wait_for_the_storage_or_for_too_long_hangs(process, what, limit_s):
-    """A thread that reads no file is no excuse; nor is a file for ever."""
+def test_other_waits_and_too_long_waits_are_hangs(process, what, limit_s):
+    """A wait without a file counts as a hang; so does a file that takes for ever."""
     before = STORAGE.format(limit_s).replace("\n", "\n    ")
     it = process(before, f"with storage.waiting(lambda: {what}): time.sleep(60)")
     _, err = it.communicate(timeout=30)
@@ -252,8 +252,8 @@ def test_what_does_not_wait_for_the_storage_or_for_too_long_hangs(process, what,
 
 
 @pytest.mark.alone
-def test_a_beat_costs_next_to_nothing():
-    """A step has about five: 20 us each would still be a part in ten thousand of a second."""
+def test_a_beat_costs_almost_nothing():
+    """A step has about five: even at 20 us each they take a part in ten thousand of a second."""
     begin = time.perf_counter()
     for _ in range(10_000):
         pulse.beat(3)

@@ -1,4 +1,4 @@
-"""The fingerprint of the state: every bit, name and type counts; and ranks that differ."""
+"""The fingerprint of the state: every bit, name and type counts; and differing ranks."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from gptddp.errors import Diverged
 
 
 def state():
-    """Tensors of each type that a run has; the first has more words than are multiplied at once."""
+    """Tensors of each type in a run; the first is longer than one block of the hash."""
     return {
         "model.w": torch.arange(140_000).remainder(17).float().view(2, 70_000),
         "optim.w.step": torch.tensor(3.0),
@@ -21,14 +21,14 @@ def state():
     }
 
 
-def test_it_is_the_same_for_ever():
-    """The logs of runs have it."""
+def test_the_fingerprint_stays_the_same_for_ever():
+    """Existing logs have the fingerprint."""
     assert f"{state_fp(state()):016x}" == "9c3b62c7507815d6"
 
 
 @pytest.mark.parametrize("name", list(state()))
-def test_one_bit_changes_it(name):
-    """Of the first or the last byte of a tensor, of which some are beyond the first 2**16 words."""
+def test_one_bit_changes_the_fingerprint(name):
+    """In the first or last byte of a tensor, also beyond the first 2**16 words."""
     before = state_fp(state())
     for at in (0, -1):
         for bit in (0, 6, 7):
@@ -37,8 +37,8 @@ def test_one_bit_changes_it(name):
             assert state_fp(tensors) != before, (at, bit)
 
 
-def test_what_changes_places_or_has_another_name_or_type_changes_it():
-    """Two words, two parts of 2**16 words, two tensors; a name; integers for floats."""
+def test_places_names_and_types_change_the_fingerprint():
+    """Two words, parts of 2**16 words, or tensors change places; a name; integers for floats."""
     tensors, before = state(), state_fp(state())
     flat = tensors["model.w"].view(-1)
     assert flat[0] != flat[1]
@@ -56,7 +56,7 @@ def test_what_changes_places_or_has_another_name_or_type_changes_it():
 
 
 def test_ranks_that_differ_are_named():
-    """Also where only half of the 64 bits differ; with equal ones all get the fingerprint."""
+    """Also if only half of the 64 bits differ; equal ranks all get the fingerprint."""
     tensors, fp = state(), state_fp(state())
     for other in (fp, fp ^ 1, fp ^ 1 << 63):
         world = SimpleNamespace(names=["a", "b", "c"], gather=lambda mine, it=other: [fp, mine, it])

@@ -1,4 +1,4 @@
-"""What ranks tell each other is JSON: read and checked, and nothing that a peer sends is run."""
+"""Values between ranks are JSON: parsed and checked; no code of a peer is run."""
 
 import ast
 import dataclasses
@@ -17,7 +17,7 @@ from gptddp.distributed.connect import connect
 from gptddp.errors import BadMessage, DataError
 from gptddp.run.origin import Origin
 
-# Each unpickles what it has been sent or has read.
+# Each of these unpickles received or read data.
 PICKLING = {
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
     *("send_object_list", "recv_object_list", "rpc_sync", "rpc_async", "remote"),
@@ -49,8 +49,8 @@ def names_used(path: Path) -> set[str]:
     return found
 
 
-def test_no_module_has_a_peer_send_objects():
-    """No collective of objects is called anywhere in the package, nor does it unpickle itself."""
+def test_no_module_receives_pickled_objects():
+    """The package calls no collective of objects, and unpickles nothing."""
     modules = list((ROOT / "gptddp").rglob("*.py"))
     assert len(modules) > 100
     for path in modules:
@@ -84,7 +84,7 @@ with connect("cpu") as world:
 
 @pytest.fixture
 def three(forked):
-    """three(code): what each of three ranks has written to stderr, and its exit code."""
+    """three(code): stderr and exit code of each of three ranks."""
 
     def run(code: str) -> list[tuple[int, str]]:
         processes = ranks(3, code=code)
@@ -98,7 +98,7 @@ def three(forked):
 
 
 def test_values_of_every_size_arrive_on_every_rank(three):
-    """Also those of different length on each rank, integers of 64 bits, and infinity."""
+    """Also values of different length on each rank, integers of 64 bits, and infinity."""
     found = {err.splitlines()[-1] for code, err in three(THREE) if code == 0}
     assert len(found) == 1
     (text,) = found
@@ -109,13 +109,13 @@ def test_values_of_every_size_arrive_on_every_rank(three):
 
 
 def test_tensors_are_sent_to_one_rank_or_to_all(three):
-    """Large and small ones, of every dtype; the other ranks keep their own."""
+    """Large and small tensors, of every dtype; the other ranks keep their values."""
     found = [json.loads(err.splitlines()[-1]) for code, err in three(TENSORS) if code == 0]
     assert sorted(found) == [[it, [[2 * (it > 0)]] * 9, 0.0] for it in range(3)]
 
 
 def test_garbage_is_named_with_its_sender():
-    """Torn text, a pickle, too deep a nesting and an impossible length are one kind of error."""
+    """Torn text, a pickle, too deep nesting and an impossible length give one kind of error."""
     for raw in (b"", b"{", b"\xff", pickle.dumps({}), b"[" * 10**6, b"nul"):
         with pytest.raises(BadMessage, match="rank 3 has sent .* not JSON"):
             values.decode(raw, "rank 3")
@@ -124,8 +124,8 @@ def test_garbage_is_named_with_its_sender():
             values._size(torch.tensor([size]), "rank 3")
 
 
-def test_what_rank_0_has_decided_is_a_value_or_an_error_of_ours():
-    """Any other pair is refused: no name of a peer's leads to a class that is not an error."""
+def test_a_result_of_rank_0_is_a_value_or_a_known_error():
+    """Any other pair is refused: a name from a peer leads only to a class of error."""
     with connect("cpu") as world:
         assert world._opened(["ok", [1]]) == [1]
         with pytest.raises(DataError, match="no text"):
@@ -144,14 +144,14 @@ def test_what_rank_0_has_decided_is_a_value_or_an_error_of_ours():
 
 
 def test_an_origin_arrives_as_it_was_sent():
-    """Every field, and its type: the configuration's tuple, the numbers that are keys."""
+    """Every field keeps its type: the configuration's tuple, and numbers as keys."""
     raw = values.encode(ORIGIN.to_json())
     assert Origin.from_json(values.decode(raw, "rank 0")) == ORIGIN
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Origin)])
 def test_an_origin_with_a_field_of_another_kind_is_refused(field):
-    """So is one that lacks it; no value reaches the training unchecked."""
+    """A missing field is refused, too; no value reaches the training unchecked."""
     sent = ORIGIN.to_json()
     for wrong in (True, [[{}]], [[float("inf"), []]], {"n_layer": "x", "sted": 1}, 1.5):
         if isinstance(wrong, dict) and field == "line":

@@ -1,4 +1,4 @@
-"""Rank 0 reads for longer than a peer is waited for, hangs, is stopped or dies: real processes."""
+"""Rank 0 reads for longer than a peer's limit, hangs, is stopped or dies: real processes."""
 
 import os
 import re
@@ -58,7 +58,7 @@ except errors.LifeLost as error:
 
 @pytest.fixture
 def world():
-    """world(what, limit_s): three ranks of which rank 0 does that; killed at the end."""
+    """world(what, limit_s): three ranks, rank 0 acts by `what`; killed at the end."""
     started: list[Forked] = []
 
     def begin(what: str, limit_s: float = 1.5) -> list[Forked]:
@@ -71,13 +71,13 @@ def world():
 
 
 def joined(processes: list[Forked]) -> None:
-    """Wait until all ranks are there."""
+    """Wait until all ranks have joined."""
     until(lambda: all("joined" in it.stderr.path.read_text() for it in processes))
 
 
-def test_a_read_of_three_times_the_limit_is_waited_for(world):
-    """All ranks get the result. Rank 0 says how far it is, and one rank of each other pod, now and
-    then and not at every change."""
+def test_the_ranks_wait_for_a_read_of_three_times_the_limit(world):
+    """All ranks get the result. Rank 0, and one rank of each other pod, report the progress at
+    intervals, not at every change."""
     said = []
     for it in world("read"):
         assert it.wait(60) == 0, it.stderr.read()
@@ -90,8 +90,8 @@ def test_a_read_of_three_times_the_limit_is_waited_for(world):
     assert len(said[0]) < 8 and len(said[1]) < 8
 
 
-def test_a_rank_that_is_alone_speaks_of_no_others(monkeypatch, caplog):
-    """It says what it waits for all the same."""
+def test_a_single_rank_mentions_no_others(monkeypatch, caplog):
+    """It still reports its own wait."""
     monkeypatch.setattr(storage, "FIRST_LINE_S", 0.0)
     caplog.set_level("INFO")
     waiting.teller(lambda doing, end="": None, alone=True)(
@@ -100,8 +100,8 @@ def test_a_rank_that_is_alone_speaks_of_no_others(monkeypatch, caplog):
     assert "until the run is free" in caplog.text and "other ranks" not in caplog.text
 
 
-def test_a_start_says_how_far_it_has_read(run, monkeypatch, caplog):
-    """So that the other ranks see that a large checkpoint on a slow volume comes further."""
+def test_a_start_reports_its_progress(run, monkeypatch, caplog):
+    """So the other ranks see the progress of a large checkpoint on a slow volume."""
     assert run("--steps", "2") == 0
     monkeypatch.setattr(storage, "FIRST_LINE_S", 0.0)
     monkeypatch.setattr(storage, "NEXT_LINE_S", 0.0)
@@ -111,16 +111,16 @@ def test_a_start_says_how_far_it_has_read(run, monkeypatch, caplog):
 
 
 def test_a_read_that_hangs_is_noticed_by_all(world):
-    """After the limit without any change. The line of a peer is shown without its controls."""
+    """After the limit without any change. A peer's line is shown without control characters."""
     for it in world("hang")[1:]:
         assert it.wait(60) == 1
         err = it.stderr.read()
-        assert "LostPeer rank 0 has got no further for 1.5 s: reading 1 of 60" in err, err
+        assert "LostPeer rank 0 has made no progress for 1.5 s: reading 1 of 60" in err, err
         assert "\033" not in err
 
 
-def test_a_rank_0_that_dies_is_noticed_at_once(world):
-    """While it reads, by the ranks that wait: not after the limit, which is a minute here."""
+def test_the_death_of_rank_0_is_noticed_at_once(world):
+    """The waiting ranks notice it during the read: not after the limit, a minute here."""
     processes = world("hang", 60)
     joined(processes)
     time.sleep(0.5)
@@ -129,11 +129,11 @@ def test_a_rank_0_that_dies_is_noticed_at_once(world):
     for it in processes[1:]:
         assert it.wait(60) == 1
     assert time.monotonic() - killed < 10
-    assert "rank 0 is gone" in processes[1].stderr.read()
+    assert "rank 0 is lost" in processes[1].stderr.read()
 
 
 def test_a_rank_0_that_is_stopped_is_noticed(world):
-    """Its store answers nobody, and torch waits for it for ever: its pulse ends the process."""
+    """Its store does not answer, and torch waits for ever: the pulse ends the process."""
     processes = world("hang")
     joined(processes)
     os.kill(processes[0].pid, signal.SIGSTOP)
@@ -143,12 +143,12 @@ def test_a_rank_0_that_is_stopped_is_noticed(world):
 
 
 def test_an_error_of_rank_0_ends_all(world):
-    """A user's mistake is everybody's, with its exit code; trouble of the volume ends the life of
-    all at once, and is told by all."""
+    """All ranks raise a user's mistake, with its exit code; trouble of the volume ends the life of
+    all at once, and all report it."""
     refused, failed = world("refuse", 60), world("raise", 60)
     for it in refused:
         assert it.wait(60) == 2, it.stderr.read()
         assert "DataError no such data" in it.stderr.read()
     for it in failed[1:]:
         assert it.wait(60) == 1
-        assert "rank 0 has failed by OSError: [Errno 5]" in it.stderr.read()
+        assert "rank 0 has failed: OSError: [Errno 5]" in it.stderr.read()

@@ -1,4 +1,4 @@
-"""The thread that leaves when the main thread cannot: alone, without a trainer."""
+"""The thread that exits when the main thread cannot: alone, without a trainer."""
 
 import select
 import signal
@@ -23,7 +23,7 @@ def stuck():
 
 @pytest.fixture
 def watched(spawn):
-    """watched(code): a process that runs it after SETUP, and has written its first words."""
+    """watched(code): a process that runs the code after SETUP, and has printed its first line."""
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
 
     def begin(code, **options):
@@ -42,7 +42,7 @@ def ended(process):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_it_leaves_although_the_main_thread_is_in_c(watched, number):
-    """128 + the first signal's number, when it is time."""
+    """It exits in time, with 128 + the first signal's number."""
     process = watched("""
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started by, such as nohup
 dog = Watchdog(lambda waited_s: waited_s > 1.2, lambda: os.write(1, b" heard"))
@@ -56,8 +56,8 @@ stuck()
     assert err.decode().startswith("gptddp: left 1.") and signal.Signals(number).name in str(err)
 
 
-def test_words_that_fail_or_never_end_do_not_hold_it_up(watched):
-    """Nor does a full pipe that nobody reads."""
+def test_a_failing_or_hanging_callback_does_not_block_the_exit(watched):
+    """A full pipe without a reader does not block it either."""
     process = watched("""
 os.set_blocking(2, False)
 try:
@@ -73,8 +73,8 @@ stuck()
 
 
 @pytest.mark.alone
-def test_a_second_ctrl_c_leaves_at_once_where_it_is_allowed(watched):
-    """With `hurried`; without it the process has its time."""
+def test_a_second_ctrl_c_exits_at_once_where_it_is_allowed(watched):
+    """With `hurried`; without it the process keeps its time."""
     code = "\ndog = Watchdog(lambda waited_s: waited_s > 2, hurried={})\nstuck()\n"
     took = {}
     for hurried in ("[signal.SIGINT]", "()"):
@@ -88,7 +88,7 @@ def test_a_second_ctrl_c_leaves_at_once_where_it_is_allowed(watched):
     assert took["[signal.SIGINT]"] < 2 <= took["()"]
 
 
-def test_once_closed_it_leaves_no_more(watched):
+def test_a_closed_watchdog_does_not_exit(watched):
     """A signal at the end of a process is noted, and does not change its exit code."""
     process = watched("""
 dog = Watchdog(lambda waited_s: True)
@@ -101,8 +101,8 @@ time.sleep(0.3)
     assert ended(process)[0] == 0
 
 
-def test_sighup_is_ignored_where_it_was(watched):
-    """Under nohup the end of the terminal is none of the process."""
+def test_an_ignored_sighup_stays_ignored(watched):
+    """Under nohup the end of the terminal does not end the process."""
     process = watched(
         "\ndog = Watchdog(lambda waited_s: True)\nos.write(1, b'here')\ntime.sleep(0.5)\n",
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
@@ -112,8 +112,8 @@ def test_sighup_is_ignored_where_it_was(watched):
 
 
 @pytest.mark.parametrize("grace_s", [1, 5, 10, 30, 60, 3600])
-def test_a_worker_leaves_before_it_is_killed_and_its_launcher_before_the_kubelet_acts(grace_s):
-    """At any grace period, each with a part of it for itself."""
+def test_a_worker_exits_before_its_kill_and_its_launcher_before_the_kubelet_acts(grace_s):
+    """For any grace period, each has its own part of it."""
     limits = [limit_s(grace_s, margin_s) for margin_s in (WORKER_S, KILL_S, LAUNCHER_S)]
     assert 0.5 * grace_s <= limits[0] < limits[1] < limits[2] < grace_s
     assert limits[2] <= max(grace_s - 3, 0.82 * grace_s)

@@ -1,4 +1,4 @@
-"""The gradient of a step does not depend on the number of processes, nor on how even they are."""
+"""The gradient of a step does not depend on the number of processes and their shares."""
 
 import dataclasses
 from pathlib import Path
@@ -36,7 +36,7 @@ CONFIG = with_preset(
     ),
     accelerator=False,
 )
-EMPTY_LANE = 3  # its rows have no target
+EMPTY_LANE = 3  # a lane whose rows have no target
 
 
 def gradients(world: World, reduce: str) -> tuple[np.ndarray, int]:
@@ -89,8 +89,8 @@ def found(tmp_path_factory):
 
 
 def test_gradients_are_those_of_one_process(found):
-    """1 to 7 processes over 8 lanes of 3 rows, one without a target: the same bits where sums are
-    exact, else 1e-6 of the norm in fp32.
+    """1 to 7 processes over 8 lanes of 3 rows, one without a target: equal bits with exact sums,
+    else 1e-6 of the norm in fp32.
 
     Ranks run 2 to 16 micro-batches of 2 rows or 1.
     """

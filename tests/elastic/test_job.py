@@ -1,4 +1,4 @@
-"""A whole local job, the real entrypoint in two pods: killed and stopped, it is the same run."""
+"""A whole local job, the real entrypoint in two pods: the same run after kills and stops."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from gptddp.run.history import history, read_ledger
 
 FLAGS = ("--final-lr", "1", "--eval-every", "100000", "--checkpoint-every", "3600")
 ENDLESS = ("--steps", "1000000")
-END_S = 9.0  # ten times what an end takes; one that waits for a word that was lost takes longer
+END_S = 9.0  # ten times a usual end; an end that waits for a lost message takes longer
 
 
 class Job:
@@ -32,13 +32,13 @@ class Job:
         self.process = spawn(command, stderr=subprocess.PIPE, text=True)
 
     def kill(self, worker: int) -> None:
-        """All processes of a pod, once steps have been done by both."""
+        """Kill all processes of a pod, once both pods have done steps."""
         self.reach(self.last_step() + 8)
         status = json.loads((self.folder / "jobs/gptddp/status.json").read_text())
         os.killpg(status["pods"][f"gptddp-worker-{worker}"]["pid"], signal.SIGKILL)
 
     def reach(self, step: int) -> None:
-        """Wait until a step has been done, by both, that is beyond `step`."""
+        """Wait until both pods have done a step after `step`."""
         deadline = time.monotonic() + 150
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.process.communicate()
@@ -50,7 +50,7 @@ class Job:
         raise AssertionError("\n".join(f"--- {log.name}\n{log.read_text()}" for log in logs))
 
     def interrupt(self) -> int:
-        """Ctrl-C: the last step, which a checkpoint has."""
+        """Send Ctrl-C; return the last step, which is in a checkpoint."""
         self.process.send_signal(signal.SIGINT)
         began = time.monotonic()
         self.finish(130)
@@ -74,9 +74,9 @@ def job(corpus, tmp_path, spawn):
 
 
 def test_ctrl_c_commits_and_the_same_command_continues(job, corpus, tmp_path):
-    """After worker-0's pod was killed: exit code 130 with a checkpoint, at once. Submitted again
-    it is the undisturbed run. No step is done twice, though nothing was saved before: who lives
-    goes on. The ledger names the pod that was lost."""
+    """After the kill of worker-0's pod: exit code 130 with a checkpoint, at once. Submitted again
+    it equals the undisturbed run. No step is repeated, although nothing was saved before: the
+    survivors continue. The ledger names the lost pod."""
     it = job()
     it.kill(0)
     it.reach(it.last_step() + 8)
@@ -94,7 +94,7 @@ def test_ctrl_c_commits_and_the_same_command_continues(job, corpus, tmp_path):
     assert [start["redo"] for start in starts] == [0] * len(starts)
     assert starts[-1]["step"] == done
     lost = [it for event in events if event["event"] == "world" for it in event["lost"]]
-    ended = [it["pod"] for it in lost if "ended" in it["how"]]  # not: was silent, as all is slow
+    ended = [it["pod"] for it in lost if "ended" in it["how"]]  # not "was silent"
     assert ended == ["gptddp-worker-0"]
     logs = (it.folder / "jobs/gptddp/logs").glob("*")
     assert not any("to see whether" in log.read_text() for log in logs)

@@ -22,13 +22,13 @@ def running(tmp_path_factory) -> Iterator[Job]:
 
 @pytest.fixture
 def job(running: Job) -> Job:
-    """A job of three pods that is under way, whatever the test before has done to it."""
+    """A running job of three pods, after any actions of the test before."""
     running.whole()
     return running
 
 
 def survivors(job: Job, workers: dict[int, int]) -> None:
-    """These workers, by pod, are the processes that they were, and so are their launchers."""
+    """Check that these workers, by pod, and their launchers are still the same processes."""
     assert {i: job.worker(i) for i in workers} == workers and all(map(alive, workers.values()))
     assert [i for i in workers if job.pods[i].poll() is not None] == []
 
@@ -38,7 +38,7 @@ def workers_but(job: Job, lost: int) -> dict[int, int]:
 
 
 def test_a_signal_to_every_process_of_a_pod_leaves_the_worker_its_time(job):
-    """As Slurm sends it: the server, whose end is the workers', outlives it; the worker stops."""
+    """Like Slurm's signal: the fork server survives, or its workers would die; the worker stops."""
     (pod, worker), before = (job.pods[1].pid, job.worker(1)), job.log(1)
     (server,) = [child for child in children(pod) if worker in children(child)]
     os.kill(server, signal.SIGTERM)
@@ -58,7 +58,7 @@ def raises(job: Job) -> None:
 
 
 def crashes(job: Job) -> None:
-    """The launcher counts it, as the worker cannot."""
+    """The launcher counts the crash, because the worker cannot."""
     job.order(1, "crash")
     until(lambda: "its process died of SIGSEGV" in job.log(1), "the crash")
     (fault,) = (job.folder / "faults").iterdir()
@@ -88,9 +88,9 @@ def without_server(job: Job) -> None:
         ),
     ],
 )
-def test_a_worker_that_is_lost_is_replaced(job, harm, how):
-    """At once if it was killed, and its launcher says how it ended; the others' workers are the
-    same processes."""
+def test_a_lost_worker_is_replaced(job, harm, how):
+    """At once after a kill, and its launcher logs how it ended; the others' workers are the same
+    processes."""
     old, others = job.worker(1), workers_but(job, 1)
     harm(job)
     until(lambda: job.worker(1) != old, "a new worker")
@@ -99,8 +99,8 @@ def test_a_worker_that_is_lost_is_replaced(job, harm, how):
     assert f"gptddp.launch: the worker is lost ({how}" in job.log(1)
 
 
-def test_no_semaphore_of_a_pod_that_is_killed_is_left(job):
-    """As there is none at any time: neither the worker nor its launcher has one."""
+def test_no_semaphore_of_a_killed_pod_remains(job):
+    """None exists at any time: neither the worker nor its launcher has a semaphore."""
     for pid in (job.worker(1), job.pods[1].pid):
         assert "/dev/shm/sem." not in Path(f"/proc/{pid}/maps").read_text()
 
@@ -111,7 +111,7 @@ def sockets(pid: int) -> set[str]:
 
 
 def test_no_process_of_a_pod_holds_a_connection_of_its_launcher(job):
-    """Else it would stay when the launcher is killed, and the others would not see that at once."""
+    """It would outlive a killed launcher, and the others would not notice the death at once."""
     launcher, worker = job.pods[1].pid, job.worker(1)
     assert len(sockets(launcher)) > 3
     for pid in (worker, *children(launcher)):
@@ -119,9 +119,9 @@ def test_no_process_of_a_pod_holds_a_connection_of_its_launcher(job):
 
 
 @pytest.mark.parametrize("which", [2, 0, 0], ids=["pod", "endpoint", "endpoint again"])
-def test_a_killed_launcher_takes_its_worker_along_and_can_come_back(job, which):
-    """Nothing of a pod outlives SIGKILL of its launcher, and a new one takes its place; the others'
-    workers live on, also where it was the one that the endpoint names."""
+def test_a_killed_launcher_ends_its_worker_and_can_be_replaced(job, which):
+    """No process of a pod outlives SIGKILL of its launcher, and a new launcher replaces it; the
+    others' workers survive, also if it was the launcher at the endpoint."""
     worker, others = job.worker(which), workers_but(job, which)
     job.pods[which].kill()
     job.pods[which].wait()
@@ -133,8 +133,8 @@ def test_a_killed_launcher_takes_its_worker_along_and_can_come_back(job, which):
     survivors(job, others)
 
 
-def test_sigterm_stops_one_pod_and_the_others_go_on_without_it(job):
-    """The stopped pod ends with 143, not 0; two workers step on, and three when it is back."""
+def test_sigterm_stops_one_pod_and_the_others_continue_without_it(job):
+    """The stopped pod ends with 143, not 0; two workers continue, and three after its return."""
     worker, others = job.worker(2), workers_but(job, 2)
     job.pods[2].terminate()
     assert job.exit_code(2) == 143
@@ -156,7 +156,7 @@ def test_a_final_error_ends_its_pod_with_its_code_and_message(job):
 
 
 def test_a_final_error_after_sigterm_is_not_lost(job):
-    """A worker that meets one while its pod is being stopped is heard, and the pod ends with 2."""
+    """A worker meets one while its pod stops: the error is reported, and the pod ends with 2."""
     others = workers_but(job, 2)
     job.order(2, "spoil")
     job.pods[2].terminate()
@@ -166,7 +166,7 @@ def test_a_final_error_after_sigterm_is_not_lost(job):
     survivors(job, others)
 
 
-def test_the_end_does_not_wait_for_a_pod_that_is_gone(job):
+def test_the_end_does_not_wait_for_a_lost_pod(job):
     """One launcher dies after the last step: its peers end with 0, and so does its successor."""
     job.order(2, "vanish")
     (job.folder / "end").touch()
@@ -177,7 +177,7 @@ def test_the_end_does_not_wait_for_a_pod_that_is_gone(job):
 
 
 def waiting_alone(folder: Path, slot: int) -> Job:
-    """A pod that waits for others which never come."""
+    """A pod that waits for pods that never start."""
     job = Job(folder, pods=2, slot=slot, fewest=2)
     job.start(slot % 2)
     return job
@@ -185,7 +185,7 @@ def waiting_alone(folder: Path, slot: int) -> Job:
 
 @pytest.mark.parametrize(("slot", "number"), [(3, signal.SIGTERM), (4, signal.SIGINT)])
 def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot, number):
-    """For the others: a signal ends a pod with 128 + its number, the run's end another with 0."""
+    """It waits for others: a signal ends it with 128 + its number, the end of the run with 0."""
     stopped = waiting_alone(tmp_path / "stopped", slot)
     ended = waiting_alone(tmp_path / "ended", slot + 2)
     try:
@@ -222,7 +222,7 @@ def doubled(tmp_path):
 
 
 def test_a_worker_of_two_in_a_pod_is_replaced_alone(doubled):
-    """Its sibling is the process that it was; and each has a launcher of its own."""
+    """Its sibling stays the same process; each worker has its own launcher."""
     (killed, sibling), others = doubled.workers(0), doubled.workers(1)
     os.kill(killed, signal.SIGKILL)
     until(lambda: doubled.workers(0)[0] != killed, "a new worker")
@@ -232,8 +232,8 @@ def test_a_worker_of_two_in_a_pod_is_replaced_alone(doubled):
 
 
 def test_a_pod_with_two_workers_ends_as_its_launchers_do(doubled):
-    """Stopped: both workers stop, and 143; an error of one: the other's time to stop, and its code;
-    killed: both die."""
+    """Stopped: both workers stop, and 143; an error of one: the other gets time to stop, and the
+    error's code; killed: both die."""
     doubled.pods[1].terminate()
     assert doubled.exit_code(1) == 143
     doubled.goes_on(2)

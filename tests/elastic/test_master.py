@@ -34,7 +34,7 @@ def job(tmp_path, corpus):
 
 
 def test_a_lost_worker_and_a_lost_master_cost_nothing_of_the_run(tmp_path, corpus, job):
-    """Both are killed and replaced: every step by three pods, and the bits of a run without."""
+    """Both are killed and replaced: three pods do every step, with the undisturbed run's bits."""
     job.whole()
     for lost in (2, 0):
         job.pods[lost].send_signal(signal.SIGKILL)

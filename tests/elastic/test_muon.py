@@ -1,4 +1,4 @@
-"""Muon in real processes: the bits of one process in any world, and no step that is half done."""
+"""Muon in real processes: the bits of one process in any world, and no half done step."""
 
 import os
 from pathlib import Path
@@ -33,7 +33,7 @@ def killed(self, mine, parts):
 World.gather_parts = killed
 """
 
-# In its seventh step it ends when half of the matrices are changed; the others have theirs.
+# In its seventh step the rank ends after half of its matrices; the others have changed theirs.
 KILLED_LATER = """
 import os, signal
 from gptddp.model.muon import Muon
@@ -93,10 +93,10 @@ def test_every_world_has_the_bits_of_one_process(corpus, undisturbed, tmp_path, 
     [("muon", KILLED, 6), ("autoresearch", KILLED, 6), ("autoresearch", KILLED_LATER, 7)],
     ids=["muon-gather", "autoresearch-gather", "autoresearch-step"],
 )
-def test_a_peer_that_is_lost_in_the_middle(corpus, undisturbed, tmp_path, kind, killed, step):
-    """Of the gather: the survivors have the step before, whole. Of its own changes: they have that
-    step. Parameters, momentum and moments are those of an undisturbed process, no step is done
-    twice, and the run ends with the same bits."""
+def test_a_peer_is_lost_in_the_middle_of_a_step(corpus, undisturbed, tmp_path, kind, killed, step):
+    """Lost in the gather: the survivors have the whole step before. Lost in its changes: they have
+    that step. Parameters, momentum and moments equal an undisturbed process, no step is repeated,
+    and the run ends with the same bits."""
     run = tmp_path / "run"
     env = {"PET_NPROC_PER_NODE": "3", "OMP_NUM_THREADS": "1", "KILLED": str(tmp_path / "killed")}
     code = EVERY_STATE + killed + forked.LAUNCH
@@ -113,7 +113,7 @@ def test_a_peer_that_is_lost_in_the_middle(corpus, undisturbed, tmp_path, kind, 
     check_same_bits(run, undisturbed(kind))
 
 
-def test_an_audit_computes_such_a_run_again(undisturbed):
-    """Rates, momenta and decays of every step come from the log and the configuration."""
+def test_an_audit_recomputes_a_run_with_muon(undisturbed):
+    """Rates, momenta and decays of every step follow from log and configuration."""
     code, text = audit(undisturbed("autoresearch"), "--whole")
     assert code == 0 and f"same bits: steps 1 to {STEPS} of {STEPS}" in text

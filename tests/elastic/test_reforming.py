@@ -1,4 +1,4 @@
-"""Real launchers and trainers: ranks are lost and come, no survivor ends, and no bit changes."""
+"""Real launchers and trainers: ranks are lost and join, no survivor ends, no bit changes."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from support.same_bits import check_same_lines
 from gptddp.run.history import read_ledger
 
 STEPS = 150
-END_S = 9.0  # ten times what it takes; a worker that is ended in its last words makes it longer
+END_S = 9.0  # ten times the usual time; a worker that is ended in its last messages makes it longer
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def job(corpus, tmp_path):
 
 
 def test_a_worker_and_the_pod_of_rank_0_are_killed(job, corpus, tmp_path):
-    """The process of rank 2 is the same from the first step to the last, as no other is."""
+    """Only the process of rank 2 stays the same from the first step to the last."""
     survivor = job.worker(2)
     os.kill(job.worker(1), signal.SIGKILL)
     job.goes_on(2)
-    job.goes_on(3)  # the worker has come back
+    job.goes_on(3)  # the worker has rejoined
     job.pods[0].kill()
     job.goes_on(2)
     job.whole()

@@ -1,7 +1,7 @@
 """Worlds that change their size by SIGKILL, at random moments: the bits are those of one process.
 
 Each world is the container's entrypoint with real torchrun agents and gloo, killed as a whole: a
-life goes on from the newest checkpoint.
+life continues from the newest checkpoint.
 """
 
 import json
@@ -28,7 +28,7 @@ from gptddp.prepare.recipe import Settings
 from gptddp.run.history import history, read_ledger
 
 STEPS = 180  # two epochs of every lane
-# A row group that cannot be read is given up at once, in every process of a life.
+# Every process of a life gives up an unreadable row group at once.
 GIVE_UP = "from gptddp.data import blocks; blocks.RETRY_S = (0.001,); "
 
 
@@ -50,7 +50,7 @@ def command(data: Path, run: Path, *flags: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(books, tmp_path_factory) -> Path:
-    """The run of one process; no lane is left before its third epoch."""
+    """The run of one process; every lane reaches its third epoch."""
     run = tmp_path_factory.mktemp("undisturbed")
     forked.train(1, *command(books, run))
     (manifest,) = run.glob(f"checkpoints/step-{STEPS:012}.*/manifest.json")
@@ -102,9 +102,9 @@ def test_schedules(books, undisturbed, tmp_path):
 
 
 def test_a_decision_outlives_a_kill(books, tmp_path, monkeypatch, train_here):
-    """on_bad=quarantine, SIGKILL between decision and checkpoint, the file mended, other sizes.
+    """on_bad=quarantine, SIGKILL between decision and checkpoint, a repaired file, other sizes.
 
-    Every life takes the decision at the same step, and the bits are those of one process.
+    Every life takes the decision at the same step, with the bits of one process.
     """
     dataset = open_dataset(shutil.copytree(books, tmp_path / "data"))
     sizes = [group.tokens for group in dataset.row_groups("train")]

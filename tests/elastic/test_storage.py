@@ -1,4 +1,4 @@
-"""What several ranks and jobs find on the storage: damaged checkpoints, and each other."""
+"""Several ranks and jobs on the storage: damaged checkpoints, and a second job."""
 
 import json
 import os
@@ -32,8 +32,8 @@ def damage(run: Path, name: str) -> None:
 
 
 def test_damaged_checkpoints_at_three_ranks(corpus, tmp_path):
-    """A flipped bit in the newest checkpoint: it is set aside and the one before is used, for the
-    same run; in all of them: exit code 4, and nothing is trained or begun."""
+    """A flipped bit in the newest checkpoint: it is set aside, and the run uses the one before. In
+    all of them: exit code 4, and no training or run begins."""
     run = tmp_path / "run"
     assert launch(corpus, run, 40)[0] == 0
     newest, before = store.names(run)[:2]
@@ -53,7 +53,7 @@ def test_damaged_checkpoints_at_three_ranks(corpus, tmp_path):
     assert code == 4, err
     assert err.count("has checkpoints, but none is valid") == 1 and "Traceback" not in err
     assert list(history(run)) == lines and not (run / "lease.json").exists()
-    assert launch(corpus, run, 50)[0] == 4  # nor does the next try begin at step 0
+    assert launch(corpus, run, 50)[0] == 4  # the next try does not begin at step 0 either
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def submit(corpus, tmp_path, spawn):
 
 
 def test_two_jobs_of_one_manifest_on_one_run_directory(submit, tmp_path):
-    """The second job is refused, with exit code 2 in its pods, though it has the first's name,
-    manifest and rendezvous id; the first goes on without a new life, and so after a kill."""
+    """The second job is refused, with exit code 2 in its pods, although it has the name, manifest
+    and rendezvous id of the first. The first continues without a new life, also after a kill."""
     run = tmp_path / "runs/gptddp"
     first = submit("one")
     until((run / "checkpoints").exists, why=first.poll)

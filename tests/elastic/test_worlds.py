@@ -17,8 +17,8 @@ STEPS = 12
 
 
 def test_a_stopped_and_resumed_run_logs_the_same_losses_bit_for_bit(corpus, tmp_path, spawn):
-    """SIGTERM for torchrun in the middle commits a checkpoint; the next life changes no bit of the
-    run of one process."""
+    """SIGTERM for torchrun in the middle commits a checkpoint; after the next life the run has the
+    bits of one process."""
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run")]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "3", "-m", "gptddp.train", *flags, "--steps", str(STEPS)]
@@ -41,7 +41,7 @@ def test_a_stopped_and_resumed_run_logs_the_same_losses_bit_for_bit(corpus, tmp_
 
 
 # In the fourth step the gradients of lane 6 are a million times as large, in the fifth no longer.
-# Which steps are done again is said on stderr; not the two passes before the first, by `settle`.
+# stderr has the repeated steps, without the two passes of `settle` before the first.
 OVERFLOW = f"""
 import sys
 from gptddp.model.sums import ExactSums
@@ -68,9 +68,9 @@ ExactSums.begin, ExactSums._add, ExactSums.finish = counted, large, told
 """
 
 
-def test_a_step_whose_sums_overflow_on_one_rank_is_done_again_by_all(corpus, tmp_path):
-    """In mid-run: the fourth step, whose grids lane 6 of rank 1 overflows, and the fifth, for which
-    they are then too coarse. The run is that of one process, bit for bit."""
+def test_a_step_whose_sums_overflow_on_one_rank_is_repeated_by_all(corpus, tmp_path):
+    """In mid-run: the fourth step, in which lane 6 of rank 1 overflows the grids, and the fifth, in
+    which they are too coarse. The run equals that of one process, bit for bit."""
     flags = [*SMALL, "--data", str(corpus), "--steps", "8", "--eval-every", "4", "--run-dir"]
     for world in (1, 2):
         for said in train(world, *flags, str(tmp_path / str(world)), code=OVERFLOW):
@@ -79,8 +79,8 @@ def test_a_step_whose_sums_overflow_on_one_rank_is_done_again_by_all(corpus, tmp
     check_same_bits(tmp_path / "2", tmp_path / "1")
 
 
-def test_a_mistake_is_told_once_whatever_the_number_of_ranks(corpus, tmp_path):
-    """More workers than lanes: one line from rank 0, exit code 2, nothing left behind."""
+def test_a_mistake_is_reported_once_with_any_number_of_ranks(corpus, tmp_path):
+    """More workers than lanes: one line from rank 0, exit code 2, and no file remains."""
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "2"]
     err = "".join(ended(ranks(3, *flags, "--lanes", "2", "--batch", "8"), 2))
     assert err.count("3 workers but only 2 lanes") == 1

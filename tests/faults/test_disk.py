@@ -120,7 +120,7 @@ def test_training_goes_on_while_the_disk_hangs_or_is_slow(trained, check, caplog
     saves = check(run, 140)
     assert all("error" not in save for save in saves)
     told = [text for text in re.findall(r"STORAGE: (.*)", caplog.text) if "works" not in text]
-    assert re.search(r"\d+ s; training goes on", told[0])
+    assert re.search(r"\d+ s; training continues", told[0])
     assert dict(disk.seen)[39] == 1 and dict(disk.seen)[75] == 0
     said = dict(re.findall(r"step (\d+)/140 .*  ETA [\d:]+(.*)", caplog.text))
     assert "storage fails" in said["40"] and "storage fails" not in said["10"] + said["70"]
@@ -152,7 +152,7 @@ def test_what_the_disk_never_takes_ends_the_run(three, check, tmp_path):
     assert "Read-only file system" in err and "mount the volume writable" in err
     assert not (run / "finished.json").exists()
     err = three(run, 60, {0: "ENOSPC", 45: None}, 0)
-    assert "the run goes on, but its directory cannot be written" in err
+    assert "the run continues, but its directory cannot be written" in err
     check(run, 60)
 
 

@@ -113,7 +113,7 @@ def test_a_storage_that_fails_is_shown_until_it_works_again():
         console({"event": "storage", "fails": True, "trouble": text})
         console(done(100, slow={"rank 1": 1.5}, owned={"training": 9.0}))
         console({"event": "storage", "fails": False, "trouble": None})
-    text += "; training goes on, and tries again"
+    text += "; training continues, and retries"
     found = progress(lines[:2])
     assert found["storage"] == rows(found)["storage"] == text
     assert found["progress"]["slow"] == [{"name": "rank 1", "ratio": 1.5}]

@@ -1,4 +1,4 @@
-"""The launcher before torchrun begins, and the worker's way out."""
+"""The launcher before torchrun begins, and the worker's exit."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-# With torch out of reach, whatever works is done before torchrun and the rendezvous.
+# Without torch, only the work before torchrun and the rendezvous succeeds.
 LAUNCH = "import runpy; runpy.run_module('gptddp.launch', run_name='__main__')"
 EARLY = "import sys; sys.modules['torch'] = None; " + LAUNCH
 
@@ -53,15 +53,15 @@ STOP = {"event": "stop", "step": 5, "cause": "steps"}
         (["--step", "3"], [], 2, "unknown option '--step'"),
         (["--batch", "10", "--lanes", "4"], [], 2, "batch 10 is not divisible by lanes 4"),
         (["--lanes", "3", "--batch", "3"], [], 2, "4 workers but only 3 lanes"),
-        # those of the preset would be too many or too few
+        # the preset's lanes would be too many or too few
         ([], [{"lanes": 3, "batch": 3}], 2, "4 workers but only 3 lanes"),
         (["--steps", "5"], [{"steps": 5}, STOP], 0, "is finished"),
         (["--steps", "5", "--lr", "1"], [{"steps": 5, "lr": 2.0}, STOP], 2, "no step is left"),
-        ([], [], 200, "Traceback"),  # torch: what nobody expected may be retried
+        ([], [], 200, "Traceback"),  # torch is missing: an unexpected error may be retried
     ],
 )
-def test_what_ends_a_pod_before_the_rendezvous(python, tmp_path, args, run, code, words):
-    """One line on stderr says what is wrong, or that the run is finished; without torch even."""
+def test_causes_that_end_a_pod_before_the_rendezvous(python, tmp_path, args, run, code, words):
+    """One line on stderr has the error, or says that the run is finished; even without torch."""
     if run:
         ledgers.begun(tmp_path, *run)
     found, out, err = ended(python(EARLY, "--run-dir", str(tmp_path), *args, env=ENV))
@@ -76,7 +76,7 @@ def test_help_is_printed(python):
 
 
 def test_the_launcher_does_not_start_on_another_torch(python):
-    """Exit code 2 and one line that says so, before a worker begins."""
+    """Exit code 2 and one line with the reason, before a worker begins."""
     hide = "import torch.distributed.distributed_c10d as it; del it._get_default_store; "
     env = ENV | {"GPTDDP_RENDEZVOUS_KEY": "launcher" * 8}
     code, out, err = ended(python(hide + LAUNCH, env=env))
@@ -85,7 +85,7 @@ def test_the_launcher_does_not_start_on_another_torch(python):
 
 
 def test_sigterm_ends_it_while_it_imports(python):
-    """Long before torchrun has handlers of its own, the exit code is 143."""
+    """Long before torchrun has its handlers, the exit code is 143."""
     pod = python(LAUNCH, env=ENV)
     status, wanted = Path(f"/proc/{pod.pid}/status"), 1 << (signal.SIGTERM - 1)
 
@@ -97,17 +97,17 @@ def test_sigterm_ends_it_while_it_imports(python):
     assert ended(pod)[0] == 143
 
 
-def test_a_launcher_that_waits_for_its_peers_says_that_it_is_alive(forked, tmp_path):
-    """Again and again, from its loop: not before that begins, and not when it stands still."""
+def test_a_launcher_that_waits_for_its_peers_reports_that_it_is_alive(forked, tmp_path):
+    """Its loop reports again and again: not before its begin, and not when it stands still."""
     file = tmp_path / "alive"
     file.touch()
-    os.utime(file, times=(0, 0))  # as a launcher before this one may have left it
+    os.utime(file, times=(0, 0))  # as of an earlier launcher
     env = os.environ | ENV | {"PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}"}
     env |= {"GPTDDP_ALIVE": str(file), "POD_ADDRESS": "127.0.0.1"}
     pod = forked(START, str(TOY), "--run-dir", str(tmp_path), env=env)
 
     def said() -> float:
-        """When; 0 while it is dated ahead, for a read of the volume."""
+        """The time of the report; 0 while it is dated ahead, for a read of the volume."""
         at = file.stat().st_mtime if file.exists() else 0.0
         return at if at < time.time() + 1 else 0.0
 
@@ -147,16 +147,16 @@ raise SystemExit(siblings.run(2, begin))
 """
 
 
-def test_a_pod_of_several_launchers_is_as_alive_as_the_one_that_stands_still(forked, tmp_path):
-    """And says nothing before all have begun."""
+def test_one_stopped_launcher_makes_a_pod_of_several_not_alive(forked, tmp_path):
+    """The oldest sign of life counts, and none comes before all have begun."""
     env = os.environ | {"GPTDDP_ALIVE": str(tmp_path / "alive")}
     assert forked(SIBLINGS, env=env).wait(60) == 0
     assert (tmp_path / "alive").stat().st_mtime == 100
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_mistake_that_the_workers_find_is_told_once(python, tmp_path, workers):
-    """No dataset: exit code 2 and one line of each worker that says so."""
+def test_a_mistake_that_the_workers_find_is_reported_once(python, tmp_path, workers):
+    """Without a dataset: exit code 2 and one line with the reason."""
     flags = ["--data", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run")]
     code, out, err = ended(python(LAUNCH, *flags, env={"PET_NPROC_PER_NODE": str(workers)}))
     assert (code, out) == (2, ""), err
@@ -182,7 +182,7 @@ def test_a_mistake_that_the_workers_find_is_told_once(python, tmp_path, workers)
 def test_a_worker_ends_at_once_unless_its_success_is_waited_for(
     python, forked, body, code, message
 ):
-    """No thread or handler is waited for; a script that multiprocessing runs returns success."""
+    """It waits for no thread or handler; a script that multiprocessing runs returns success."""
     script = f"""
 import atexit, multiprocessing, os, signal, sys, threading, time
 from gptddp.distributed.process import run
@@ -210,7 +210,7 @@ sys.exit(child.exitcode)
 def test_a_trainer_that_cannot_be_imported_ends_the_job_in_its_third_life(
     tmp_path, monkeypatch, capsys
 ):
-    """Exit code 5 with the error, as for any other of own code; torchrun would try it for ever."""
+    """Exit code 5 with the error, like other errors of own code; torchrun would retry for ever."""
     monkeypatch.setenv("GPTDDP_VERDICT", str(tmp_path / "verdict.json"))
     monkeypatch.setenv("POD_NAME", "demo-worker-0")
     monkeypatch.delattr(gptddp, "train", raising=False)
@@ -234,9 +234,9 @@ def test_a_trainer_that_cannot_be_imported_ends_the_job_in_its_third_life(
         (0, "its process ended"),
         (3, "its process ended with exit code 3"),
         (-9, "its process died of SIGKILL"),
-        (-40, "its process died of signal 40"),  # one without a name
+        (-40, "its process died of signal 40"),  # a signal without a name
     ],
 )
-def test_how_a_worker_has_ended_is_told_by_its_code(code, how):
-    """Whichever signal it was."""
+def test_the_exit_code_gives_the_end_of_a_worker(code, how):
+    """The message names any signal."""
     assert how_ended(code) == how

@@ -9,7 +9,7 @@ from gptddp.launch.links import Links, Seal, pack
 WHO = [pack({"row": {"agent": "abc"}})]
 
 
-def test_a_name_that_is_gone_is_dialled_where_it_was():
+def test_a_name_that_does_not_resolve_is_dialled_at_its_last_address():
     """The pods of a node that was silent for half a minute have no names until it is ready."""
 
     async def run():
@@ -53,8 +53,8 @@ def test_a_name_that_is_gone_is_dialled_where_it_was():
     asyncio.run(run())
 
 
-def test_who_passes_on_what_two_others_say_can_forge_no_end():
-    """A stranger where a pod was: his end of a connection is no proof, and a straight one wins."""
+def test_a_relay_between_two_others_cannot_forge_an_end():
+    """A stranger is at a pod's address: its connection's end is no proof, a straight one wins."""
 
     async def run():
         died, came = [], []
@@ -91,14 +91,14 @@ def test_who_passes_on_what_two_others_say_can_forge_no_end():
         mine.dial(f"127.0.0.1:{stranger.sockets[0].getsockname()[1]}")
         await until(lambda: came)  # as through a proxy
         ends[0].close()
-        await until(lambda: len(came) == 2)  # it comes again
+        await until(lambda: len(came) == 2)  # the agent connects again
         mine.dial(f"127.0.0.1:{port}")
         await until(lambda: len(came) == 3)
         ends[1].close()
         await asyncio.sleep(0.2)
         assert (died, len(came)) == ([], 3)
         mine.end()
-        await until(lambda: died == ["abc"])  # of a straight one it is
+        await until(lambda: died == ["abc"])  # the end of a straight connection is a proof
         server.close()
         stranger.close()
         await asyncio.sleep(0.1)

@@ -21,7 +21,7 @@ def until(what, limit_s=20.0):
 
 
 class Job:
-    """Pods at addresses of this process's own."""
+    """Pods at addresses that only this process uses."""
 
     def __init__(self, folder, size, least, most):
         pid = os.getpid()
@@ -41,7 +41,7 @@ class Job:
         return pod
 
     def agree(self, pods, limit_s=20.0):
-        """Wait until these pods have one view, of them in any order; it."""
+        """Wait until these pods have one view of them, in any order; return it."""
 
         def same():
             views = [pod.view for pod in pods]
@@ -74,8 +74,8 @@ def after(pods, start, number):
 
 
 @pytest.mark.alone
-def test_a_killed_worker_is_out_of_the_view_at_once_and_comes_back(job):
-    """Its launcher has the proof and how it died; the new worker is let in behind the others."""
+def test_a_killed_worker_is_out_of_the_view_at_once_and_rejoins(job):
+    """Its launcher has the proof and the cause; the new worker is admitted after the others."""
     one = job(4)
     number, _ = one.agree(one.pods)
     start = time.monotonic()
@@ -93,8 +93,8 @@ def test_a_killed_worker_is_out_of_the_view_at_once_and_comes_back(job):
 
 
 @pytest.mark.alone
-def test_a_killed_pod_is_out_of_the_view_at_once_and_its_successor_comes_in(job):
-    """The leader of the views included: it is one of all."""
+def test_a_killed_pod_is_out_of_the_view_at_once_and_its_successor_joins(job):
+    """Also if it was the leader of the views."""
     one = job(3)
     number, pods = one.agree(one.pods)
     assert pods == [pod.address for pod in one.pods]
@@ -114,8 +114,8 @@ def test_a_killed_pod_is_out_of_the_view_at_once_and_its_successor_comes_in(job)
     assert any(one.pods[1].address in str(line.get("posts")) for line in first)
 
 
-def test_a_stopped_worker_is_out_by_its_launchers_word_and_comes_back(job):
-    """After three seconds and without a quorum: here one of two."""
+def test_a_stopped_worker_is_out_by_its_launchers_report_and_rejoins(job):
+    """It is out after three seconds, without a quorum: here one of two."""
     one = job(2)
     one.agree(one.pods)
     stopped = one.pods[1].worker
@@ -127,22 +127,22 @@ def test_a_stopped_worker_is_out_by_its_launchers_word_and_comes_back(job):
     assert one.pods[1].worker == stopped
 
 
-def test_a_joiner_that_is_let_in_and_does_not_come_is_out_again(job):
-    """Its launcher says so after four seconds: the others wait for it without a limit."""
+def test_an_admitted_worker_that_does_not_join_is_out_again(job):
+    """Its launcher reports it after four seconds: the others would wait without a limit."""
     one = job(2)
     one.agree(one.pods)
     (one.pods[1].folder / "log.late").touch()
     os.kill(one.pods[1].worker, signal.SIGKILL)
-    # two, one, two, one: it may be back at once
+    # two, one, two, one: it may rejoin at once
     view = until(lambda: one.pods[0].views()[3:], 20)[0]["view"]
-    assert len(view["members"]) == 1 and "did not come" in view["gone"][-1]["how"]
+    assert len(view["members"]) == 1 and "did not join" in view["gone"][-1]["how"]
     (one.pods[1].folder / "log.late").unlink()
     one.agree(one.pods)
 
 
 @pytest.mark.alone
 def test_a_silent_pod_is_out_by_a_majority_within_five_seconds(job):
-    """A launcher that is stopped comes back as a joiner when it wakes."""
+    """A stopped launcher rejoins when it wakes."""
     one = job(3)
     number, _ = one.agree(one.pods)
     start = time.monotonic()
@@ -153,8 +153,8 @@ def test_a_silent_pod_is_out_by_a_majority_within_five_seconds(job):
     one.agree(one.pods)
 
 
-def test_of_two_the_one_that_has_the_lease_goes_on(job):
-    """A silent pod of two is out once the other's worker has the lease, and not before."""
+def test_of_two_pods_the_holder_of_the_lease_continues(job):
+    """A silent pod of two is out once the other pod's worker has the lease, and not before."""
     one = job(2)
     one.agree(one.pods)
     os.kill(one.pods[0].process.pid, signal.SIGSTOP)
@@ -167,15 +167,15 @@ def test_of_two_the_one_that_has_the_lease_goes_on(job):
     one.agree(one.pods)
 
 
-def test_who_wakes_does_not_take_those_for_dead_who_have_gone_on_without_it(job):
-    """What they said meanwhile is read, and behind it that they have given up the connection."""
+def test_a_pod_that_wakes_does_not_count_the_others_as_dead(job):
+    """It reads their frames of the meantime, and then the end of their connection."""
     one = job(4)
     one.agree(one.pods)
     asleep, others = one.pods[:2], one.pods[2:]
     for pod in asleep:
         os.kill(pod.process.pid, signal.SIGSTOP)
     for pod in others:
-        os.kill(pod.process.pid, signal.SIGUSR2)  # more than the kernel takes for who reads nothing
+        os.kill(pod.process.pid, signal.SIGUSR2)  # more than the kernel keeps for a stopped reader
         (pod.folder / "log.lease").touch()
     one.agree(others, 12)
     time.sleep(5)
@@ -230,8 +230,8 @@ def test_a_stranger_can_neither_join_nor_disturb(job):
     assert other.view[1] in ([], [other.address])
 
 
-def test_one_that_is_taken_for_dead_though_it_lives_comes_back_as_another(job):
-    """An end that somebody else has forged passes for a proof: no reason to stay out for good."""
+def test_a_living_pod_that_counts_as_dead_rejoins_as_another(job):
+    """A forged end counts as a proof: the pod must not stay out for ever."""
     one = job(2)
     number, _ = one.agree(one.pods)
     workers = [pod.worker for pod in one.pods]

@@ -1,4 +1,4 @@
-"""Own code in a pod: laid over the image's package, checked, and what the launcher starts on it."""
+"""Own code in a pod: laid over the image's package, checked, and started by the launcher."""
 
 import errno
 import json
@@ -13,7 +13,7 @@ from gptddp.errors import ConfigError
 from gptddp.launch import bundle, overlay
 from gptddp.launch.bundle import File
 
-# A launcher that tells what it sees, in the place of ours.
+# A launcher that prints its surroundings, in place of the real one.
 TELLS = b"""
 import json, os, sys
 import gptddp.errors, gptddp.grace
@@ -27,7 +27,7 @@ def main():
 
 
 def packed(folder, files):
-    """The archive of these files, as the pod has it."""
+    """The archive of these files, as mounted in the pod."""
     files = {path: it if isinstance(it, File) else File(it) for path, it in files.items()}
     path = folder / f"{bundle.sha256(files)}.tar.gz"
     path.write_bytes(bundle.pack(files))
@@ -48,7 +48,7 @@ def image(tmp_path):
 
 
 def value(root, module):
-    """NAME of a module, its file, and whether that was compiled; in an interpreter of its own."""
+    """NAME of a module, its file, and whether that was compiled; in a separate interpreter."""
     code = f"import sys, {module} as m; print(m.NAME, m.__file__, m.__spec__.cached)"
     command = [sys.executable, "-P", "-B", "-v", "-c", code]
     env = {**os.environ, "PYTHONPATH": str(root)}
@@ -59,7 +59,7 @@ def value(root, module):
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path, monkeypatch):
-    """Where the code is unpacked."""
+    """The folder for unpacked code."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
@@ -67,7 +67,7 @@ def scratch(tmp_path, monkeypatch):
 
 
 def test_one_changed_module_needs_no_copy_of_the_others(image, tmp_path):
-    """It is loaded, and everything else is the image's, compiled as there."""
+    """It is loaded, and all other modules are the image's, in compiled form."""
     archive = packed(tmp_path, {"gptddp/model/b.py": b"NAME = 'own'\n", "mine.py": b"NAME = 1\n"})
     root = overlay.lay(archive, image)
     name, file, compiled = value(root, "gptddp.model.b")
@@ -82,7 +82,7 @@ def test_one_changed_module_needs_no_copy_of_the_others(image, tmp_path):
     assert (root / "gptddp/run").is_symlink() and (root / "gptddp/run/page.html").exists()
 
 
-def test_own_code_goes_before_the_images_whatever_it_is(image, tmp_path):
+def test_own_code_of_any_kind_replaces_the_images(image, tmp_path):
     """A module in the place of a package, a package in the place of a module, an `__init__`."""
     own = {
         "gptddp/run.py": b"NAME = 'module'\n",
@@ -95,7 +95,7 @@ def test_own_code_goes_before_the_images_whatever_it_is(image, tmp_path):
 
 
 def test_nothing_is_written_into_the_image(image, tmp_path):
-    """An interpreter that keeps what it has compiled keeps it in the scratch space."""
+    """An interpreter that writes compiled modules writes them into the scratch space."""
     before = {path: path.read_bytes() for path in image.rglob("*.pyc")}
     root = overlay.lay(packed(tmp_path, {"gptddp/model/b.py": b"NAME = 'own'\n"}), image)
     env = {**os.environ, "PYTHONPATH": str(root)}
@@ -105,8 +105,8 @@ def test_nothing_is_written_into_the_image(image, tmp_path):
     assert {path: path.read_bytes() for path in image.rglob("*.pyc")} == before
 
 
-def test_what_can_be_executed_can_be_in_the_pod(image, tmp_path):
-    """The mode of a script comes along; nothing else of a mode does."""
+def test_executable_files_stay_executable_in_the_pod(image, tmp_path):
+    """The archive keeps the executable bit of a script, and no other bit of its mode."""
     own = {"bin/tool": File(b"#!/bin/sh\necho yes\n", True), "bin/data": File(b"")}
     root = overlay.lay(packed(tmp_path, own), image)
     assert subprocess.run([root / "bin/tool"], capture_output=True).stdout == b"yes\n"
@@ -114,7 +114,7 @@ def test_what_can_be_executed_can_be_in_the_pod(image, tmp_path):
 
 
 def test_changed_damaged_and_missing_code_is_refused(image, tmp_path):
-    """By its hash: whoever may write the archive and not the job cannot change what runs."""
+    """By its hash: write access to the archive, but not the job, cannot change the running code."""
     archive = packed(tmp_path, {"mine.py": b"x = 1\n"})
     good = archive.read_bytes()
     archive.write_bytes(bundle.pack({"mine.py": File(b"x = 2\n")}))
@@ -131,7 +131,7 @@ def test_changed_damaged_and_missing_code_is_refused(image, tmp_path):
 
 @pytest.mark.parametrize("name", ["../out.py", "/etc/out.py", "a/../../out.py", "a//b.py"])
 def test_no_archive_writes_outside_of_its_folder(tmp_path, image, name):
-    """A path that leads out is refused, also where the hash fits."""
+    """A path that leads out is refused, even with a correct hash."""
     archive = packed(tmp_path, {name: b"x = 1\n"})
     with pytest.raises(ConfigError, match=r"is damaged: .* is no plain file inside a folder"):
         overlay.lay(archive, image)
@@ -139,7 +139,7 @@ def test_no_archive_writes_outside_of_its_folder(tmp_path, image, name):
 
 
 def launch(archive, *args, **env):
-    """The entrypoint of the image with this archive, in a folder that has a `mine` of its own."""
+    """The image's entrypoint with this archive, in a folder with another module `mine`."""
     command = [sys.executable, "-m", "gptddp.launch", "--code", str(archive), *args]
     return subprocess.run(
         command, env={**os.environ, **env}, capture_output=True, text=True, cwd=archive.parent
@@ -147,8 +147,8 @@ def launch(archive, *args, **env):
 
 
 def test_the_entrypoint_runs_own_code_throughout(tmp_path):
-    """The launcher itself is the own one, the working directory does not count, and the arguments
-    are the trainer's; the hash is there for the trainer."""
+    """Own code also replaces the launcher, the working directory does not count, and the trainer
+    gets the arguments and the hash."""
     (tmp_path / "mine.py").write_text("raise SystemExit('the wrong one')")
     own = {"gptddp/launch/launcher.py": TELLS, "mine/__init__.py": b""}
     archive = packed(tmp_path, own)
@@ -160,8 +160,8 @@ def test_the_entrypoint_runs_own_code_throughout(tmp_path):
     assert "/scratch/gptddp-code-" in seen["mine"] and "/scratch/gptddp-code-" in seen["ours"]
 
 
-def test_the_entrypoint_says_what_is_wrong_with_the_code(tmp_path, monkeypatch, capsys):
-    """Exit code 2 fails the job, with one line; at a full disk 200 has the pod replaced."""
+def test_the_entrypoint_reports_errors_of_the_code(tmp_path, monkeypatch, capsys):
+    """Exit code 2 fails the job, with one line; at a full disk 200 lets the pod be replaced."""
     done = launch(tmp_path / f"{'0' * 64}.tar.gz")
     assert done.returncode == 2 and done.stderr.startswith("gptddp.launch: the job's code cannot")
     assert len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""The environment of a pod, and torchrun's command line that is made of it."""
+"""The environment of a pod, and torchrun's command line made from it."""
 
 import os
 import socket
@@ -14,15 +14,15 @@ from gptddp.launch.pod_facts import as_elastic, pod_from, seeds, torchrun_args
 
 
 def parsed(env: dict[str, str], *flags: str):
-    """torchrun's own reading of the command line that the launcher makes."""
+    """The launcher's command line, parsed by torchrun."""
     from torch.distributed.run import parse_args
 
     return parse_args(torchrun_args(pod_from(env), "worker.py", flags))
 
 
 def test_torchrun_understands_the_command_line():
-    """Every option arrives, and no flag of the trainer is taken for one of torchrun's. It is for
-    one worker that is started once, whatever the environment says."""
+    """Every option arrives, and torchrun takes no flag of the trainer. The line is for one worker
+    that is started once, in any environment."""
     args = parsed(ENV, "--run-dir", "/runs/demo", "--run", "x", "--log", "y")
     assert (args.nnodes, args.nproc_per_node, args.rdzv_id) == ("1", "1", "demo-1a2b3c4d")
     assert (args.rdzv_endpoint, args.local_addr) == ("demo-worker-0:23456", "demo-worker-1")
@@ -43,7 +43,7 @@ def test_torchrun_understands_the_command_line():
     ],
 )
 def test_the_pod_knows_its_address(changes, address):
-    """A pod goes by its own address, else its name, else that of the machine."""
+    """A pod uses its own address, else its name, else the name of the machine."""
     assert pod_from(ENV | changes).address == address
 
 
@@ -71,9 +71,9 @@ def test_the_pod_knows_its_address(changes, address):
         ({"PET_RDZV_ENDPOINT": "[fd00::7]:9"}, "[fd00::7]:9"),
     ],
 )
-def test_who_is_looked_for(changes, wanted):
-    """All pods whose names or addresses follow from the endpoint's, so that it may be gone itself;
-    a port for each worker of a pod."""
+def test_the_addresses_at_which_pods_look_for_each_other(changes, wanted):
+    """All pods whose names or addresses follow from the endpoint, which may be lost itself; each
+    worker of a pod has a port."""
     assert seeds(pod_from(ENV | changes)) == wanted.split()
 
 
@@ -88,7 +88,7 @@ MASTER = {
 
 
 def test_a_job_with_a_master_has_a_fixed_size_and_meets_there():
-    """What the operator tells without an elasticPolicy; with one, its endpoint counts."""
+    """The operator sets these variables without an elasticPolicy; with it, its endpoint counts."""
     pod = pod_from(MASTER)
     assert (pod.endpoint, pod.nodes) == ("demo-master-0:23456", (3, 3))
     both = MASTER | {"PET_RDZV_ENDPOINT": "demo-worker-1:23456"}  # a Master and an elasticPolicy
@@ -96,7 +96,7 @@ def test_a_job_with_a_master_has_a_fixed_size_and_meets_there():
 
 
 def test_a_pod_of_a_job_with_a_master_does_not_pass_for_a_worker(monkeypatch):
-    """Its RANK is a pod's: the launcher is no rank, and the job is known by its endpoint."""
+    """Its RANK is that of a pod: the launcher is no rank, and the endpoint identifies the job."""
     env = MASTER | {"RANK": "2", "WORLD_SIZE": "3", "PATH": "/bin"}
     as_elastic(pod_from(env), env)
     for name in ("RANK", "WORLD_SIZE"):
@@ -112,7 +112,7 @@ def test_a_pod_of_a_job_with_a_master_does_not_pass_for_a_worker(monkeypatch):
 
 
 def test_without_an_operator_the_pod_is_the_whole_job():
-    """No PET_*: one worker, on loopback, that looks for nobody."""
+    """Without PET_*: one worker, on loopback, that looks for no peer."""
     pod = pod_from({"HOSTNAME": "laptop"})
     assert (pod.nodes, pod.workers, seeds(pod)) == ((1, 1), 1, [])
     assert pod.address == "127.0.0.1" and pod.largest_world == 1
@@ -144,7 +144,7 @@ def test_a_bad_variable_is_named(name, value):
 
 
 def test_the_key_is_the_jobs_and_is_not_shown():
-    """As the Secret has it, with or without a line feed; a pod that is alone makes its own."""
+    """It equals the Secret, with or without a line feed; a single pod makes a key."""
     key = "0123456789abcdef" * 4
     pod = pod_from(ENV | {"GPTDDP_RENDEZVOUS_KEY": f"{key}\n"})
     assert pod.key == key and key not in repr(pod)
@@ -164,7 +164,7 @@ os.wait()
 
 
 def test_no_process_that_the_launcher_starts_has_the_key_in_its_environment():
-    """Nor has one that is forked, where /proc shows the memory that its parent began with."""
+    """Also a forked process, for which /proc shows the memory of its parent."""
     env = os.environ | {"GPTDDP_RENDEZVOUS_KEY": "secret" * 8, "AFTER": "kept"}
     done = subprocess.run([sys.executable, "-c", FORGETS], env=env, capture_output=True, text=True)
     assert "secret" not in done.stdout and "AFTER=kept" in done.stdout, done.stderr

@@ -1,4 +1,4 @@
-"""What is used of torch beyond its API: in one place, in a list that is checked at the start."""
+"""The private names of torch: used in one place, in a list that is checked at the start."""
 
 import ast
 import pkgutil
@@ -36,22 +36,22 @@ def private_names(path, kind):
 
 
 def test_private_names_of_others_are_used_in_one_place():
-    """No other module takes one, but for `os._exit` and `sys._current_frames`, which are public."""
+    """No other module uses one, except `os._exit` and `sys._current_frames`, which are public."""
     for path in Path(gptddp.__file__).parent.rglob("*.py"):
         if path != PRIVATE:
             assert private_names(path, "foreign") <= {"_exit", "_current_frames"}, path
 
 
-def test_the_list_of_names_is_what_is_used():
-    """Every private name that the module takes or overrides is checked, and no other."""
+def test_the_list_has_exactly_the_used_names():
+    """The check covers every private name that the module uses or overrides, and no other."""
     used = {it for kind in KINDS for it in private_names(PRIVATE, kind)}
-    used -= {"_server", "_forkserver_authkey"}  # ours; one that may be missing
+    used -= {"_server", "_forkserver_authkey"}  # an own name; a name that may be missing
     assert used == {it for name in NAMES for it in name.split(".") if it.startswith("_")}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_missing_is_told_at_the_start(monkeypatch, name):
-    """The message has the name, what is installed, where it was read and the fix."""
+def test_a_missing_name_is_reported_at_the_start(monkeypatch, name):
+    """The message has the name, the installed version, the checked versions and the fix."""
     torch_private.check_torch()  # the unchanged torch passes
     owner, _, last = name.rpartition(".")
     monkeypatch.delattr(pkgutil.resolve_name(owner), last)
@@ -64,8 +64,8 @@ def test_what_is_missing_is_told_at_the_start(monkeypatch, name):
     assert f"{installed} has no {name}, which gptddp needs: {fix}" in str(caught.value)
 
 
-def test_a_trainer_without_the_launcher_checks_its_half(tmp_path):
-    """Exit code 2 and one line, which torchrun does not try again for ever to mend."""
+def test_a_trainer_without_the_launcher_checks_the_names(tmp_path):
+    """Exit code 2 and one line, so that torchrun does not retry for ever."""
     code = (
         "import sys, torch.distributed.distributed_c10d as c10d; del c10d._get_default_store; "
         "from gptddp.train import main; sys.exit(main(sys.argv[1:]))"
@@ -77,7 +77,7 @@ def test_a_trainer_without_the_launcher_checks_its_half(tmp_path):
 
 
 def test_torch_is_capped_below_the_next_minor_version():
-    """In the package's requirements; the image has a version of those."""
+    """The package requires it, and the image has such a version."""
     major, minor = map(int, torch_private.VERIFIED.split("."))
     requirement = f'"torch>={major}.{minor},<{major}.{minor + 1}"'
     assert requirement in (ROOT / "pyproject.toml").read_text()
@@ -94,8 +94,8 @@ time.sleep(float(sys.argv[2]))
 """
 
 
-def test_a_lost_peer_is_told_by_the_text_of_its_error(tmp_path, monkeypatch):
-    """Of the installed gloo: one that is silent, one that is gone, and what follows a time-out."""
+def test_a_lost_peer_is_recognised_by_its_error_text(tmp_path, monkeypatch):
+    """Errors of the installed gloo: for a silent peer, a lost peer, and after a time-out."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     errors = []
     for life, lives_s in (("silent", "60"), ("closed", "0")):
@@ -124,6 +124,6 @@ def test_a_lost_peer_is_told_by_the_text_of_its_error(tmp_path, monkeypatch):
         "NCCL AllReduce failed: unhandled system error \nNCCL Last Error: ",
     ],
 )
-def test_what_torch_raises_of_nccl_tells_a_lost_peer_too(text):
+def test_a_lost_peer_is_recognised_in_errors_of_nccl(text):
     """Texts that torch 2.15 raises as a plain RuntimeError, as its source has them."""
     assert is_lost_peer(RuntimeError(text))

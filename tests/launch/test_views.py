@@ -1,4 +1,4 @@
-"""Launchers agree on views, whatever dies, is cut off, is late or joins: simulated."""
+"""Launchers agree on views after any death, cut, delay or join: simulated."""
 
 import heapq
 import itertools
@@ -21,7 +21,7 @@ TICK_S, ROW_S, EXPIRY_S = 0.1, 0.5, 12.0
 
 
 class Pod:
-    """A launcher with its worker, which does as the trainer does."""
+    """A launcher with a worker that acts like the trainer."""
 
     def __init__(self, sim, name, least, most):
         self.sim, self.name = sim, name
@@ -29,7 +29,7 @@ class Pod:
         self.views = Views(self.agent, f"{name}:1", least, most)
         self.sent, self.sent_s, self.number = "", -1.0, 0
         self.worker_at, self.told, self.root = sim.now + sim.random.uniform(0.2, 2), 0, None
-        self.asked = (0, 0.0)  # the number of the lease's question, and since when
+        self.asked = (0, 0.0)  # the number of the request for the lease, and its time
 
     @property
     def member(self):
@@ -95,7 +95,7 @@ class Sim:
         return f"{kind}{next(self.counter)}"
 
     def send(self, one, other, text):
-        """In order; a cut connection loses what is sent, as its last row is sent anew later."""
+        """Send in order; a cut connection loses frames: its last row is sent again later."""
         link = (one.name, other.name)
         if self.now < self.cut.get(link, 0) or self.random.random() < 0.02:
             return
@@ -110,7 +110,7 @@ class Sim:
             pod.step()
 
     def kill_launcher(self, pod):
-        """Everything that it sent arrives before the end of the connection, where that arrives."""
+        """All its sent frames arrive before the end of the connection, if that arrives."""
         for other in self.pods:
             if other is not pod:
                 self.send(pod, other, "")
@@ -121,7 +121,7 @@ class Sim:
         new.worker_at += 1
 
     def works(self, view):
-        """Are all its members alive and in it? Only then can they compute."""
+        """Are all members of the view alive and in it? Only then can they compute."""
         own = [p for p in self.pods if p.is_in and p.views.row["view"] == view]
         return len(own) == len(view["members"])
 
@@ -131,7 +131,7 @@ class Sim:
             return
         pod.number, pod.told = view["number"], self.now
         key = (view["number"], tuple(ids(view)))
-        if key not in self.committed:  # what it descends from without a lease in between
+        if key not in self.committed:  # its ancestor without a lease in between
             self.committed[key] = key if view["by"] != "quorum" else pod.root
             self.log.append((round(self.now, 2), view["by"], key))
         pod.root = self.committed[key]
@@ -180,7 +180,7 @@ KINDS = ["worker", "worker", "launcher", "leader", "stop", "cut", "one way", "sp
 
 
 def random_chaos(sim):
-    """One harm now and then, of any kind."""
+    """A random fault at random times."""
 
     def chaos():
         random, pods = sim.random, sim.pods
@@ -218,8 +218,8 @@ def random_chaos(sim):
 
 @pytest.mark.parametrize("seed", range(16))
 def test_no_schedule_splits_the_world_and_a_whole_network_heals_it(seed):
-    """Of one number there is one view, and of one start one world that computes, in any schedule of
-    kills, cuts, delays and joins; once the network is whole all are in one view within 30 s."""
+    """A number has one view, and a start has one computing world, in any schedule of kills, cuts,
+    delays and joins; once the network is whole, all are in one view within 30 s."""
     size = 2 + seed % 5
     sim = Sim(seed, size, 1 + seed % size, size)
     sim.run(40, random_chaos(sim))
@@ -247,8 +247,8 @@ def members(sim):
     )
 
 
-def test_a_killed_worker_is_out_of_the_view_at_once_and_comes_back_last():
-    """Proof needs no waiting, survivors keep their order, and who comes back has the last rank."""
+def test_a_killed_worker_is_out_of_the_view_at_once_and_rejoins_last():
+    """Proof needs no waiting, survivors keep their order, and the new worker is the last rank."""
     sim = steady(4)
     sim.kill_worker(sim.pods[0])
     sim.pods[0].worker_at = sim.now + 2
@@ -261,7 +261,7 @@ def test_a_killed_worker_is_out_of_the_view_at_once_and_comes_back_last():
 
 
 def test_a_minority_and_a_tie_need_the_lease():
-    """Two of five that hear nobody else stay as they are until the lease is theirs; three go on."""
+    """Two of five that hear no other wait until they have the lease; the three continue."""
     sim = steady(5)
     cut = {"w-0", "w-1"}
     names = [p.name for p in sim.pods]
@@ -278,7 +278,7 @@ def test_a_minority_and_a_tie_need_the_lease():
     assert sim.is_whole() and members(sim) == [("w-2", "w-3", "w-4", "w-0", "w-1")]
 
 
-def test_of_a_deaf_pair_the_one_with_the_higher_rank_goes():
+def test_of_a_deaf_pair_the_higher_rank_is_dropped():
     """Two that do not hear each other cannot be in one view, though all others hear both."""
     sim = steady(4)
     sim.cut["w-1", "w-3"] = sim.now + 30
@@ -291,7 +291,7 @@ def test_of_a_deaf_pair_the_one_with_the_higher_rank_goes():
 
 
 def test_a_group_that_is_broken_gets_a_new_view_of_the_same_members():
-    """A worker that says so, though nobody is lost, makes all of them form anew."""
+    """A worker's report, without any loss, makes all members form a group again."""
     sim = steady(3)
     sim.pods[2].views.row["broken"] = 1
     sim.run(sim.now + 0.3)
@@ -299,8 +299,8 @@ def test_a_group_that_is_broken_gets_a_new_view_of_the_same_members():
     assert members(sim) == [("w-0", "w-1", "w-2")]
 
 
-def test_launchers_that_have_seen_many_ends_in_another_order_come_to_rest():
-    """Each keeps the newest ends only, and takes none up again that the other still keeps."""
+def test_launchers_that_saw_many_ends_in_different_orders_become_quiet():
+    """Each keeps only the newest ends, and does not take dropped ends from the other again."""
     pair = [Views(agent, f"{agent}:1", 1, 2) for agent in "ab"]
     for one, order in zip(pair, (1, -1), strict=True):
         for dead in [str(n) for n in range(2 * KEPT)][::order]:
@@ -317,8 +317,8 @@ def test_launchers_that_have_seen_many_ends_in_another_order_come_to_rest():
     assert all(set(one._silent_s) == {"a", "b"} for one in pair)
 
 
-def test_whose_worker_ends_as_another_is_lost_knows_it_afterwards():
-    """Then it is not the worker's fault, and the next one is started at once."""
+def test_a_launcher_knows_that_its_worker_ended_with_a_lost_peer():
+    """Then the worker made no error, and the next one is started at once."""
     members = [{"id": "m", "pod": "x", "agent": "a"}, {"id": "n", "pod": "y", "agent": "b"}]
     one = Views("a", "x:1", 1, 2)
     one.attach({"id": "m", "pod": "x", "status": "fresh"}, "")
@@ -330,12 +330,12 @@ def test_whose_worker_ends_as_another_is_lost_knows_it_afterwards():
     assert not it._was_killed(1)
     one.died("b", "its pod has ended")
     assert it._was_killed(1)
-    it.in_view_s = math.inf  # the next one fails before it is in a view
+    it.in_view_s = math.inf  # the next worker fails before it is in a view
     assert not it._was_killed(1)
 
 
-def test_a_worker_that_has_left_says_its_last_words(monkeypatch):
-    """It leaves when the run is finished: its launcher does not end it then, but a while later."""
+def test_a_worker_that_has_left_sends_its_last_messages(monkeypatch):
+    """It leaves a finished run: its launcher ends it only LEAVES_S later."""
     it, mesh = object.__new__(Launcher), SimpleNamespace(going=False, left_at=time.monotonic())
     it.mesh, it.verdict, it.config = mesh, Path("/none"), Config()
     it.signals, it.next_marker_s, it.next_alive_s = SimpleNamespace(number=0), 0.0, 0.0

@@ -141,7 +141,7 @@ def test_what_is_left_out_of_the_ledger_is_told(run_dir, goes_on, caplog):
             generation = "" if "generation" in line else '"generation": 1, '
             ledger.write(f'{{{generation}"time": 1.0, {line}}}\n')
     assert goes_on() == 0
-    assert f"{run_dir / 'ledger.jsonl'}: what cannot be used is left out: " in caplog.text
+    assert f"{run_dir / 'ledger.jsonl'}: entries that cannot be used are skipped: " in caplog.text
     assert [said for said in LEFT_OUT.values() if said not in caplog.text] == []
     assert [line["step"] for line in history(run_dir)] == [1, 2, 3]
 
@@ -161,7 +161,7 @@ def test_a_ledger_that_is_lost_leaves_the_run_as_its_newest_checkpoint_says(
         caplog.clear()
         assert goes_on("--steps", str(5 - lost)) == 0
         assert config(run_dir) == before | {"steps": 5 - lost}
-        assert f"{run_dir / 'ledger.jsonl'} {has}, and the run has had {3 - lost}" in caplog.text
+        assert f"{run_dir / 'ledger.jsonl'} {has}, but the run is at life {3 - lost}" in caplog.text
         assert run_state.read(run_dir).run_id == run_id
     assert [line["step"] for line in history(run_dir)] == [1, 2, 3, 4, 5]
 
@@ -208,7 +208,7 @@ def test_a_folder_that_is_something_else_is_refused(corpus, tmp_path, train_here
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "gpt2"}')
     for folder, said in (
-        (data, "is a dataset and no run"),
+        (data, "is a dataset, not a run"),
         (model, "by `gptddp train --init-from"),
     ):
         there = sorted(folder.rglob("*"))

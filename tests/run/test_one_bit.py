@@ -43,5 +43,5 @@ def test_a_lost_start_of_the_ledger_undoes_no_change(run, life, caplog):
     ledger.write_text("".join(line for line in lines if '"keep": 9' not in line))
     assert at_a_start(run) == fields
     assert life(steps=5) == 0
-    assert f"{ledger} ends with life 1, and the run has had 2" in caplog.text
+    assert f"{ledger} ends with life 1, but the run is at life 2" in caplog.text
     assert [e["config"]["keep"] for e in read_ledger(run) if "config" in e] == [2, 9]

@@ -1,4 +1,4 @@
-"""A run that its tokens or its time end, with the trainer: its last step, its rates, its marker."""
+"""A run that ends by tokens or time, with the trainer: its last step, its rates, its marker."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ TOKENS = ("--steps", "1000", "--max-tokens", "2000", "--eval-every", "100000")
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Each step takes 0.5 s, and its rows are waited for 0.25 s before."""
+    """Each step takes 0.5 s, after a wait of 0.25 s for its rows."""
     ticks, next_batch = itertools.count(), quarantine.next_batch
     fake = SimpleNamespace(monotonic=lambda: 0.5 * next(ticks), time=time.time)
     monkeypatch.setattr(life, "time", fake)
@@ -42,7 +42,7 @@ def log(folder: Path) -> list[dict[str, Any]]:
 
 
 def rates(folder: Path) -> list[float]:
-    """Of every step, from the log and the configuration alone."""
+    """The learning rate of every step, from log and configuration only."""
     config, lines = configuration(folder / "run"), log(folder)
     tokens = [0, *(line["tokens"] for line in lines)]
     return [
@@ -64,8 +64,8 @@ def check_ended(folder: Path, cause: str, step: int) -> None:
 
 
 def test_time_ends_a_run_as_steps_would(run, tmp_path, clock):
-    """The rate comes to its end with the time, waits for data included, and the log has what it was
-    made of; the last step is evaluated, checked and saved; the same command does no more."""
+    """The rate ends with the time, waits for data included, and the log has the time behind it. The
+    last step is evaluated, checked and saved; the same command does no more."""
     assert run(*TIME) == 0
     check_ended(tmp_path, "max_time", 10)
     lines = log(tmp_path)
@@ -77,9 +77,9 @@ def test_time_ends_a_run_as_steps_would(run, tmp_path, clock):
     assert run(*TIME) == 0 and log(tmp_path) == lines
 
 
-def test_a_reader_is_told_when_time_will_end_the_run(run, tmp_path, clock, caplog):
-    """The step that is expected to be the last, and the seconds that are left; and each evaluation
-    once, where the last step was evaluated before it was known to be the last."""
+def test_readers_see_when_time_will_end_the_run(run, tmp_path, clock, caplog):
+    """The log has the expected last step and the remaining seconds. Each evaluation appears once,
+    also if the last step was evaluated before it was known to be the last."""
     caplog.set_level(logging.INFO)
     assert run(*TIME, "--log-every", "4", "--eval-every", "5") == 0
     check_ended(tmp_path, "max_time", 10)
@@ -89,8 +89,8 @@ def test_a_reader_is_told_when_time_will_end_the_run(run, tmp_path, clock, caplo
     assert [line.split("  ")[5] for line in told] == ["ETA 4 s", "ETA 1 s", "ETA 0 s"]
 
 
-def test_a_rank_goes_by_what_was_agreed_on_and_not_by_its_own_clock(run, tmp_path, monkeypatch):
-    """Both its rates and its end: here rank 0 says that each step takes half a second."""
+def test_a_rank_uses_the_agreed_time_and_not_its_own_clock(run, tmp_path, monkeypatch):
+    """Rank 0's time decides the rates and the end: here half a second a step."""
     agree, said = life.agree, itertools.count()
 
     def from_rank_0(*args):
@@ -102,8 +102,8 @@ def test_a_rank_goes_by_what_was_agreed_on_and_not_by_its_own_clock(run, tmp_pat
     assert [line["lr"] for line in log(tmp_path)] == rates(tmp_path)
 
 
-def test_more_time_computes_the_schedule_anew(run, tmp_path, clock):
-    """The rate of the next step rises; the run ends as one that had all the time from the start."""
+def test_more_time_computes_the_schedule_again(run, tmp_path, clock):
+    """The rate of the next step rises; the run ends like a run with all the time from the start."""
     assert run(*TIME) == 0
     assert run(*TIME, "--max-time", "15") == 0
     check_ended(tmp_path, "max_time", 20)
@@ -113,7 +113,7 @@ def test_more_time_computes_the_schedule_anew(run, tmp_path, clock):
 
 
 def test_tokens_end_a_run_as_steps_would(run, tmp_path):
-    """With the first step that has trained as many, and the rate follows them; more go on."""
+    """The run ends at the first step with all tokens; the rate follows them; more continue it."""
     assert run(*TOKENS) == 0
     lines = log(tmp_path)
     check_ended(tmp_path, "max_tokens", len(lines))
@@ -127,11 +127,11 @@ def test_tokens_end_a_run_as_steps_would(run, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["evaluate", "check_replicas"])
-def test_a_life_that_is_lost_when_time_is_used_up_leaves_its_last_step_to_the_next(
+def test_after_a_loss_at_the_end_of_the_time_the_next_life_completes_the_last_step(
     run, tmp_path, clock, monkeypatch, what
 ):
-    """Killed after that was agreed on, in the evaluation or the check of the last step: the next
-    life does no other step, and makes up for both."""
+    """A life is killed after the agreement, in the evaluation or the check of the last step: the
+    next life does no other step, and does both."""
     working, over = getattr(life, what), []
     agree = life.agree
 
@@ -157,9 +157,9 @@ def test_a_life_that_is_lost_when_time_is_used_up_leaves_its_last_step_to_the_ne
     assert (start["source"], start["step"], start["redo"]) == ("scratch", 0, 10)
 
 
-def test_steps_that_a_slower_life_did_not_do_again_are_not_of_the_run(tmp_path):
-    """The second life came to step 8. The third went on from step 4, and time was used up after
-    step 6: the log ends there, and goes on from there."""
+def test_steps_that_a_slower_life_did_not_repeat_are_not_in_the_run(tmp_path):
+    """The second life reached step 8. The third continued from step 4, and its time was used up
+    after step 6: the log ends there, and continues from there."""
     stop = {"event": "stop", "generation": 3, "step": 6, "cause": "max_time"}
     ledgers.begun(tmp_path, {}, stop)
     for life_, steps in ((1, (1, 2, 3, 4)), (2, (5, 6, 7, 8)), (3, (5, 6)), (4, (7, 8))):

@@ -1,4 +1,4 @@
-"""The clocks of ranks that meet: who waits for whom, and what is only the time of the sums."""
+"""The clocks of ranks that meet: waits for other ranks, and the time of the sums."""
 
 import time
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ class Ranks:
         self.spent = [RankSeconds(PhaseClock(phase), world) for world in worlds]
 
     def step(self, before=(0.0, 0.0), sums=(0.0, 0.0), phase="") -> None:
-        """Each comes so late to the agreement; at the end of the step it waits for the sums."""
+        """Each rank is so late at the agreement; at the end of the step it waits for the sums."""
         begin, rows = self.now, []
         for spent, late_s in zip(self.spent, before, strict=True):
             self.now = begin
@@ -39,7 +39,7 @@ class Ranks:
             spent.waited(wait_s)
 
     def by_phase(self) -> dict[str, list[float]]:
-        """The table, of which both ranks have the same."""
+        """The table, after a check that both ranks have the same."""
         first, second = (it.by_phase() for it in self.spent)
         assert first == second
         return first
@@ -51,8 +51,8 @@ def ranks(monkeypatch):
     return lambda phase: Ranks(monkeypatch, phase)
 
 
-def test_the_table_has_the_wait_that_ends_when_it_is_made(ranks):
-    """So its ranks have lived equally long: who is lost then, is not counted as formed later."""
+def test_the_table_has_the_wait_that_ends_as_it_is_made(ranks):
+    """So its ranks have equal sums: a rank that is lost then does not count as formed later."""
     it = ranks("step")
     it.step(before=(0.0, 2.0))
     assert it.by_phase() == {"step": [0.0, 2.0], "wait": [2.0, 0.0]}
@@ -61,15 +61,15 @@ def test_the_table_has_the_wait_that_ends_when_it_is_made(ranks):
 
 
 def test_ranks_that_wait_for_each_other_in_one_step_both_wait(ranks):
-    """One comes late to the agreement, the other to the sums."""
+    """One rank comes late to the agreement, the other to the sums: each has its wait."""
     it = ranks("step")
     it.step(before=(0.0, 2.0), sums=(0.0, 2.0))
     it.step()
     assert it.by_phase() == {"step": [2.0, 2.0], "wait": [2.0, 2.0]}
 
 
-def test_what_all_wait_for_the_sums_is_of_the_phase_of_the_step(ranks):
-    """A step done again does not become new by its transport; nobody was busy meanwhile."""
+def test_a_common_wait_for_the_sums_counts_as_the_step(ranks):
+    """A repeated step stays a repeated one, with its transport; no rank was busy meanwhile."""
     it = ranks("redo")
     it.step(sums=(2.0, 2.5))
     it.step(phase="step")
@@ -78,7 +78,7 @@ def test_what_all_wait_for_the_sums_is_of_the_phase_of_the_step(ranks):
 
 
 def test_no_phase_ever_becomes_shorter(ranks):
-    """A counter would refuse it, and the training end: not by a microsecond, in many steps."""
+    """No phase loses a microsecond in many steps: a counter would refuse it."""
     it = ranks("step")
     before, begin = it.spent[0].micros, it.now
     for i in range(200):
@@ -92,7 +92,7 @@ def test_no_phase_ever_becomes_shorter(ranks):
 
 
 def test_the_table_is_due_where_the_phase_changes(ranks):
-    """So that of a life that nobody survives the steps done again end at a table."""
+    """So the repeated steps of a life without survivors end at a table."""
     it, due = ranks("warmup"), []
     for phase in ("warmup", "redo", "redo", "step", "step"):
         it.step((0.1, 0.1), phase=phase)
@@ -100,8 +100,8 @@ def test_the_table_is_due_where_the_phase_changes(ranks):
     assert due == [True, True, False, True, False]
 
 
-def test_who_asks_a_clock_changes_nothing_of_it():
-    """The thread that takes the records over asks while the main one enters phases."""
+def test_reading_a_clock_does_not_change_it():
+    """The takeover's thread reads the clock while the main thread enters phases."""
     clock = PhaseClock()
     before = {**vars(clock), "_ns": {**clock._ns}}
     assert clock.micros().sum() >= 0 and vars(clock) == before

@@ -1,4 +1,4 @@
-"""One event, many readers: each sink gets it, and a new sink is one function more."""
+"""One event, many readers: each sink gets it, and a new sink is one more function."""
 
 import ast
 import contextlib
@@ -22,8 +22,8 @@ KINDS = IN_LEDGER.keys() | OTHERS.keys()
 class Tracker:
     """A sink for a tracking service: curves by step, notes of what happens, a summary at the end.
 
-    `client` may raise, or be slow: it works in a thread. What it has not taken when the life is
-    over is given up after `patience_s`, and so is what comes while it is far behind.
+    `client` may raise, or be slow: it works in a thread. Events that it has not taken are dropped
+    `patience_s` after the end of the life, and also while it is far behind.
     """
 
     NOTES = ("changed", "end", "quarantine", "slow", "stall", "spike", "stop")
@@ -65,7 +65,7 @@ class Tracker:
 
 
 class Client:
-    """Notes what it is given; `fails`: raises or hangs where it should."""
+    """Records its calls; `fails`: raises or hangs on request."""
 
     def __init__(self, fails=None):
         self.calls, self.fails, self.over = [], fails, threading.Event()
@@ -83,7 +83,7 @@ class Client:
 
 @pytest.fixture
 def track(monkeypatch):
-    """track(sink): the lives to come have it, too."""
+    """track(sink): add the sink to all later lives."""
     init = Recorder.__init__
 
     def use(sink):
@@ -97,7 +97,7 @@ def track(monkeypatch):
 
 
 def test_a_fifth_sink_is_sixty_lines(run, tmp_path, track):
-    """A tracker gets every step of both lives, what has happened between them, and the results."""
+    """A tracker gets every step of both lives, the events between them, and the results."""
     assert len(inspect.getsource(Tracker).splitlines()) <= 60
     client = Client()
     track(lambda: Tracker(client))
@@ -124,8 +124,8 @@ def of(client: Client, name: str) -> list[tuple]:
 
 
 @pytest.mark.parametrize("fails", ["raises", "hangs"])
-def test_a_service_that_is_gone_costs_the_run_nothing(run, tmp_path, track, fails):
-    """Its calls raise, or do not come back: all steps are done, and the exit code is 0."""
+def test_a_lost_service_costs_the_run_nothing(run, tmp_path, track, fails):
+    """Its calls raise, or do not return: all steps are done, and the exit code is 0."""
     client = Client(fails)
     track(lambda: Tracker(client, patience_s=0.1))
     assert run("--steps", "4") == 0
@@ -133,22 +133,22 @@ def test_a_service_that_is_gone_costs_the_run_nothing(run, tmp_path, track, fail
     assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3, 4]
 
 
-def test_a_view_that_raises_is_told_once_and_the_others_get_the_event(run, tmp_path, track, caplog):
-    """Training goes on, and log, ledger and console have all of it."""
+def test_a_failing_view_is_reported_once_and_the_others_get_the_event(run, tmp_path, track, caplog):
+    """Training continues, and log, ledger and console have every event."""
 
     def broken(event):
         raise ValueError("a mistake in the sink")
 
     track(lambda: broken)
     assert run("--steps", "3") == 0
-    assert caplog.text.count("training goes on, but broken has failed on `start`") == 1
+    assert caplog.text.count("training continues, but broken has failed on `start`") == 1
     assert caplog.text.count("ValueError: a mistake in the sink") == 1
     assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3]
     assert read_ledger(tmp_path / "run")[-1]["event"] == "stop"
 
 
-def test_what_a_record_raises_reaches_the_loop():
-    """A step that cannot be recorded is not gone on from; views do not see it."""
+def test_an_error_of_a_record_reaches_the_loop():
+    """Training does not continue from a step that cannot be recorded; views do not see it."""
     seen = []
     with pytest.raises(TypeError):
         Events(1, [lambda event: event["step"] + "x"], [seen.append]).emit("step", step=1)
@@ -156,8 +156,8 @@ def test_what_a_record_raises_reaches_the_loop():
 
 
 def test_every_kind_is_known_and_used():
-    """Each that is emitted has its sentence, and no sink waits for one that never comes."""
-    # by a name that holds one of two; the branch by go_back.py, before there are sinks
+    """Each emitted kind has its sentence, and no sink waits for a kind that is never emitted."""
+    # also by a variable with one of two kinds; the branch by go_back.py, before any sink exists
     emitted = {"stall", "still", "slow", "slow_end", "branch"}
     for path in (ROOT / "gptddp/training").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -169,8 +169,8 @@ def test_every_kind_is_known_and_used():
     assert {it.removeprefix("_on_") for it in methods if it.startswith("_on_")} <= KINDS
 
 
-def test_the_ledger_has_its_kinds_and_no_other(run, tmp_path):
-    """In an eventful run, with all fields of each; the order is that in which things happened."""
+def test_the_ledger_has_its_kinds_of_events_and_no_other(run, tmp_path):
+    """In an eventful run each event has all its fields, and events are in order of time."""
     lose_a_peer(run, "--steps", "6")
     assert run("--steps", "6", "--lr", "1e-3") == 0
     found = read_ledger(tmp_path / "run")
@@ -181,8 +181,8 @@ def test_the_ledger_has_its_kinds_and_no_other(run, tmp_path):
 
 
 def test_the_life_before_ended_with_its_own_last_step(run, tmp_path):
-    """Also where it did steps again that an older life had logged, and more of them: it has not
-    ended minutes earlier."""
+    """Also if it repeated steps that an older life had logged beyond that: its end is not minutes
+    earlier."""
     lose_a_peer(run, "--steps", "12", at=10)
     for path in (tmp_path / "run").glob("log.1.jsonl"):  # ten minutes ago
         lines = [json.loads(line) for line in path.read_text().splitlines()]

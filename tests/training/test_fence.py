@@ -1,4 +1,4 @@
-"""Who comes late commits nothing: trainings that are stopped, killed, or started twice.
+"""A late writer commits nothing: trainings that are stopped, killed, or started twice.
 
 Fault 28 of the fault table, and the late writer of faults 13 and 15.
 """
@@ -32,12 +32,12 @@ def state(step):
 
 def test_a_late_commit_after_the_last_look_never_wins(tmp_path):
     """A newer life begins between the look and the rename: its own checkpoint is the newest, and
-    once it has one, what the late writer has written is gone."""
+    once it exists, the checkpoint of the late writer is deleted."""
 
     def newer_life(step):
         assert Writer(tmp_path, 2).save(step, state(step), {}).error is None
 
-    late = Writer(tmp_path, 1)  # nobody could have told it
+    late = Writer(tmp_path, 1)  # the writer cannot know of the newer life
     assert late.save(9, state(9), {}).error is None
     newer_life(3)
     assert store.order(store.names(tmp_path)[0]) == (2, 3) and load_newest(tmp_path).step == 3
@@ -52,7 +52,7 @@ def test_a_late_commit_after_the_last_look_never_wins(tmp_path):
 
 
 def test_nothing_is_committed_without_the_lease(tmp_path):
-    """A save that is in flight when another takes over is no checkpoint, and says why."""
+    """A save in flight while another life takes over is no checkpoint, and reports the reason."""
     mine, held = lease.Claim(tmp_path, "job", "life 1").poll(0), []
 
     def taken():
@@ -80,8 +80,8 @@ sys.exit(train.main(sys.argv[1:]))
 """
 
 
-def test_the_ranks_wait_together_for_a_run_that_another_has(corpus, tmp_path):
-    """However long it is renewed: no collective times out, and the log says who has it."""
+def test_the_ranks_wait_together_for_a_run_that_another_life_holds(corpus, tmp_path):
+    """For any time of renewals no collective times out, and the log names the holder."""
     (tmp_path / "lease.json").write_text(json.dumps(OTHER | {"job": "job at a:1"}))
     env = {"TORCHELASTIC_RUN_ID": "job", "PET_RDZV_ENDPOINT": "a:1"}
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path), "--steps", "2"]
@@ -121,7 +121,7 @@ sys.exit(train.main(sys.argv[1:]))
 def training(corpus, tmp_path, forked):
     """training(*flags, code, job) -> a training process on the run directory `run`.
 
-    Those of one job are workers of one pod, whose launcher keeps the folder `job`.
+    Processes of one job are workers of one pod, whose launcher keeps the folder `job`.
     """
 
     def begin(*flags, code=TRAIN, job=""):
@@ -162,8 +162,8 @@ def test_a_writer_stopped_before_its_rename_ends_by_itself(tmp_path, training):
 
 
 def test_a_second_training_on_a_run_is_refused(tmp_path, training):
-    """Two plain trainings of one run: exit code 2 for the second, the first notices nothing; when
-    the first is killed, the next goes on at once."""
+    """Two plain trainings of one run: exit code 2 for the second, the first notices nothing. After
+    the first is killed, the next continues at once."""
     first = training("--steps", "100000", "--checkpoint-every", "0.5")
     until(lambda: store.names(tmp_path / "run"))
     second = training("--steps", "100000")
@@ -171,7 +171,7 @@ def test_a_second_training_on_a_run_is_refused(tmp_path, training):
     assert second.returncode == 2 and f"(process {first.pid})" in err, err
     assert first.poll() is None
     first.kill()
-    first.wait(timeout=60)  # a process that still dies is seen to live
+    first.wait(timeout=60)  # a dying process still counts as alive
     third = training("--steps", "100000", "--log-every", "1")
     until(lambda: (tmp_path / "run/log.2.jsonl").exists())
     third.terminate()

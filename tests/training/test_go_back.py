@@ -1,4 +1,4 @@
-"""--from-step: a run goes back to a kept checkpoint, once, whatever is killed meanwhile."""
+"""--from-step: a run goes back to a kept checkpoint, once, after any kill."""
 
 import errno
 import math
@@ -46,8 +46,8 @@ def lives(folder):
 
 
 def test_a_run_that_has_blown_up_goes_back(run, tmp_path, monkeypatch, capsys):
-    """Exit code 3 says which command leads out; a start without it ends likewise. With it the run
-    is finished, and its log and checkpoints are those of the branch."""
+    """With exit code 3 the run names the command that helps; another start without it ends alike.
+    With it the run finishes, and its log and checkpoints are those of the branch."""
     folder, flags = tmp_path / "run", ("--steps", "30", "--checkpoint-every", "0", "--keep", "2")
     assert run(*flags, "--steps", "6") == 0
     forward_backward = train.forward_backward
@@ -72,18 +72,18 @@ def test_a_run_that_has_blown_up_goes_back(run, tmp_path, monkeypatch, capsys):
     assert report.exit_code == 0 and (report.begin, report.end) == (0, 30)
 
 
-def test_the_way_back_leads_before_what_has_spoilt_the_weights(folder, tmp_path):
-    """Two steps before the first bad one, or one, if no other is kept; else it says what helps."""
+def test_the_way_back_leads_before_the_step_that_spoilt_the_weights(folder, tmp_path):
+    """Two steps before the first bad one, or one, if no other is kept; else another way."""
     for bad, step in ((9, 6), (8, 6), (7, 4), (3, 2)):
         assert f"to go back to step {step}: --from-step {step}, with" in way_back(folder, bad)
-    assert "no checkpoint of before is kept: begin anew" in way_back(folder, 2)
-    assert "nothing was saved yet: with a lower --lr" in way_back(tmp_path / "none", 2)
+    assert "no earlier checkpoint is kept: begin again" in way_back(folder, 2)
+    assert "no checkpoint was saved yet: start again from step 0" in way_back(tmp_path / "none", 2)
 
 
-def test_it_leads_before_losses_that_were_far_too_large_but_finite(
+def test_the_way_back_leads_before_losses_that_were_far_too_large_but_finite(
     run, tmp_path, monkeypatch, capsys
 ):
-    """They were told before the first that is not finite, and checkpoints of them are kept."""
+    """They were reported before the first non-finite one, and have kept checkpoints."""
     forward_backward = train.forward_backward
 
     def blowing_up(ddp, batch, targets, step, *rest):
@@ -98,9 +98,9 @@ def test_it_leads_before_losses_that_were_far_too_large_but_finite(
     assert 0 < int(named[1]) < first - 1
 
 
-def test_the_same_command_again_goes_on(run, folder, monkeypatch, caplog):
-    """As pods do, which keep their flags: the run goes back once, also where it was extended since.
-    With another rate, or from another step, it goes back again; also to what it has left."""
+def test_the_same_command_again_continues(run, folder, monkeypatch, caplog):
+    """Pods keep their flags: the run goes back once, also if it was extended since. With another
+    rate, or from another step, it goes back again; also to an abandoned step."""
     assert run(*BACK[2:], "--steps", "9") == 0
     assert run("--steps", "10") == 0
     assert run(*BACK[2:]) == 0
@@ -135,7 +135,7 @@ KILLS = {
 
 
 def test_on_a_full_disk_nothing_is_deleted(run, folder, monkeypatch):
-    """Not to make room for the checkpoint that is to be gone back to; the next start does it."""
+    """The checkpoint of the branch gets no room by a deletion; the next start commits it."""
 
     def full(*args):
         raise OSError(errno.ENOSPC, "full")
@@ -150,7 +150,7 @@ def test_on_a_full_disk_nothing_is_deleted(run, folder, monkeypatch):
 
 
 def test_a_life_that_has_lost_the_run_begins_no_branch(run, folder, monkeypatch):
-    """It was silent while it read the checkpoint, and another has the run."""
+    """It was silent while it read the checkpoint, and another life has the run."""
 
     def lost(self):
         raise Superseded("has taken over the run")
@@ -163,8 +163,8 @@ def test_a_life_that_has_lost_the_run_begins_no_branch(run, folder, monkeypatch)
 
 @pytest.mark.parametrize("flag", [("--from-step", "4"), ()])
 @pytest.mark.parametrize("where", KILLS)
-def test_killed_anywhere_it_is_done_by_the_next_start(run, folder, monkeypatch, where, flag):
-    """With the flag or without it: the run is on the branch, and goes back no second time."""
+def test_after_a_kill_anywhere_the_next_start_goes_back(run, folder, monkeypatch, where, flag):
+    """With the flag or without it the run is on the branch, and does not go back twice."""
     with monkeypatch.context() as patch:
         patch.setattr(*KILLS[where])
         with pytest.raises(SystemExit):
@@ -174,13 +174,13 @@ def test_killed_anywhere_it_is_done_by_the_next_start(run, folder, monkeypatch, 
     assert run("--steps", "12", *flag) == 0
     assert starts(folder)[-1]["source"].startswith("step-000000000004.")
     assert len(of_branches(folder)) == 1
-    assert run_state.read(folder).config["lr"] == 1e-3  # what was given with it, is
+    assert run_state.read(folder).config["lr"] == 1e-3  # the flags given with it are in force
     begun = starts(folder)[-1]["generation"]
     assert [life for step, life in lives(folder).items() if step > 4][0] == begun
 
 
-def test_a_branch_whose_checkpoint_is_damaged_goes_on_from_one_that_is_its_own(run, folder):
-    """Not from a later step, which the run has left; the damaged one is set aside."""
+def test_a_branch_with_a_damaged_checkpoint_continues_from_its_own(run, folder):
+    """It skips later steps, which the run has abandoned; the damaged one is set aside."""
     assert run(*BACK[2:], "--steps", "6") == 0
     for step, life in ((6, 5), (4, 5)):
         os.truncate(folder / "checkpoints" / store.name_of(step, life) / "manifest.json", 10)
@@ -189,8 +189,8 @@ def test_a_branch_whose_checkpoint_is_damaged_goes_on_from_one_that_is_its_own(r
     assert lives(folder) == {1: 1, 2: 1, 3: 2, 4: 2, 5: 6, 6: 6, 7: 6}
 
 
-def test_a_checkpoint_that_is_listed_late_is_gone_back_to(run, folder, monkeypatch):
-    """A network file system may do so: the ledger has its name."""
+def test_a_run_goes_back_to_a_checkpoint_that_is_listed_late(run, folder, monkeypatch):
+    """A network file system may list it late: the ledger has its name."""
     real = os.listdir
     late = store.name_of(4, 2)
     monkeypatch.setattr(
@@ -200,8 +200,8 @@ def test_a_checkpoint_that_is_listed_late_is_gone_back_to(run, folder, monkeypat
     assert starts(folder)[-1]["source"] == "step-000000000004.5"
 
 
-def test_a_finished_run_that_is_to_go_back_is_not_finished(run, folder):
-    """For its launchers; it is again, when the branch has come to its end."""
+def test_a_finished_run_that_must_go_back_is_not_finished(run, folder):
+    """Its launchers start it; it is finished again at the end of the branch."""
     asked = Config(run_dir=str(folder), steps=8, from_step=4, lr=1e-3)
     assert not run_state.why_finished(asked)
     assert run(*BACK, "--steps", "8") == 0
@@ -211,7 +211,7 @@ def test_a_finished_run_that_is_to_go_back_is_not_finished(run, folder):
 
 
 def test_a_step_without_a_checkpoint_is_refused(run, folder, capsys):
-    """With those that there are, and nothing changed; so is one that is damaged."""
+    """The message lists the existing ones, and nothing changes; so with a damaged one."""
     before = read_ledger(folder)
     assert run("--steps", "12", "--from-step", "5") == 2
     assert "no checkpoint of step 5: use one of these: 2, 4, 6, 8" in capsys.readouterr().err
@@ -232,8 +232,8 @@ def test_a_step_without_a_checkpoint_is_refused(run, folder, capsys):
         ([(2, 20, 1), (3, 25, 2), (4, 50, 1)], [(1, 50), (4, 1)], [(2, 21), (3, 26), (1, 51)]),
     ],
 )
-def test_which_steps_are_on_the_way(ways, on, left):
-    """For each branch (first generation, step, life of the checkpoint): what older lives have done
-    beyond is left; a branch that a later one goes back behind is left with all its lives."""
+def test_which_steps_belong_to_the_run(ways, on, left):
+    """For each branch (first generation, step, life of the checkpoint): later steps of older lives
+    are abandoned; so is a branch with all its lives if a later branch begins before it."""
     known = [{"generation": it[0], "step": it[1], "life": it[2]} for it in ways]
     assert [it for it in (*on, *left) if branches.is_on(known, *it)] == on

@@ -1,4 +1,4 @@
-"""A trainer that hangs where nobody waits for it: alone, without a launcher."""
+"""A trainer that hangs alone, without peers and a launcher."""
 
 import os
 import re
@@ -57,7 +57,7 @@ def of_step(*args):
         time.sleep(0.4 * times('micro-batch', 4))
         yield made
 """
-# A row group, of training and then of validation, that is read for longer than the limit.
+# The read of a row group, of training and then of validation, takes longer than the limit.
 VOLUME = """
 from gptddp.data.dataset import Dataset
 from gptddp.distributed import storage
@@ -78,7 +78,7 @@ STEPS = 12
 
 @pytest.fixture
 def life(corpus, tmp_path):
-    """life(code, times, first_s): a process that trains; its exit code and what it has said."""
+    """life(code, times, first_s): a process that trains; its exit code and output."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("GPTDDP_", "SLURM_"))}
     flags = [*SMALL, "--data", str(corpus), "--steps", str(STEPS), "--eval-every", "1000"]
     run = "\nfrom gptddp.distributed.process import run; run(train.main)"
@@ -99,8 +99,8 @@ def life(corpus, tmp_path):
     return train
 
 
-def test_a_process_that_hangs_leaves_its_state_and_the_run_goes_on(life, tmp_path):
-    """For data, then in the model: exit code 1 with the place; no step is done again."""
+def test_a_hanging_process_saves_its_state_and_the_run_continues(life, tmp_path):
+    """It hangs in the data, then in the model: exit code 1 with the place; no step is repeated."""
     for code, where in ((DATA, "next_batch"), (FORWARD, "forward_backward")):
         exit_code, said = life(code, times=1)
         assert exit_code == pulse.HUNG
@@ -119,7 +119,7 @@ def test_a_process_that_hangs_leaves_its_state_and_the_run_goes_on(life, tmp_pat
 
 
 def test_the_third_hang_at_a_step_ends_the_run(life):
-    """Exit code 5 and the place: it is not tried for ever."""
+    """Exit code 5 and the place: retries have a limit."""
     assert [life(FORWARD, times=3, first_s=1.0)[0] for _ in range(2)] == [1, 1]
     code, said = life(FORWARD, times=3, first_s=1.0)
     assert code == 5
@@ -127,12 +127,12 @@ def test_the_third_hang_at_a_step_ends_the_run(life):
 
 
 def test_slow_documents_and_slow_micro_batches_are_no_hang(life):
-    """A block, and a step, may take longer than the limit, as long as they come further."""
+    """A block, and a step, may take longer than the limit, as long as they make progress."""
     code, said = life(SLOW, first_s=0.3)
     assert code == 0 and "no progress" not in said, said
 
 
-def test_a_volume_that_is_slow_is_waited_for_and_named(life, tmp_path):
+def test_the_trainer_waits_for_a_slow_volume_and_names_it(life, tmp_path):
     """A read may take longer than any limit, on the way to the first step and at an evaluation."""
     code, said = life(VOLUME, times=1, first_s=0.3)
     assert code == 0 and "no progress" not in said, said
@@ -140,8 +140,8 @@ def test_a_volume_that_is_slow_is_waited_for_and_named(life, tmp_path):
         assert re.search(rf"waiting for the storage: reading \S+/{split}/0+.parquet, row gr", said)
 
 
-def test_a_volume_that_does_not_answer_is_no_error_of_the_trainers_own(life, tmp_path):
-    """After an hour the process ends, with its state; that is not counted."""
+def test_a_volume_that_does_not_answer_is_no_error_of_the_trainer(life, tmp_path):
+    """After an hour the process ends, and saves its state; the end is not counted."""
     code, said = life(STUCK, times=1)
     assert code == 1 and "no progress for " in said
     assert life()[0] == 0 and not (tmp_path / "run" / "faults").exists()
@@ -150,7 +150,7 @@ def test_a_volume_that_does_not_answer_is_no_error_of_the_trainers_own(life, tmp
 
 
 def test_a_hang_before_the_first_step_is_not_counted(life, tmp_path):
-    """A volume may come back: the next life goes on as if nothing had been."""
+    """A volume may recover: the next life continues as if nothing had failed."""
     code, said = life(START, times=1, first_s=0.3)
     assert code == 1 and "hangs in settle (<string>:" in said
     assert life()[0] == 0

@@ -1,4 +1,4 @@
-"""A run that begins with the weights of a folder, and goes on without it."""
+"""A run that begins with the weights of a folder, and continues without it."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ FEW = [
 
 @pytest.fixture
 def gpt2(corpus, tmp_path):
-    """A folder whose tokenizer is that of the dataset."""
+    """A folder with the tokenizer of the dataset."""
     made = write_gpt2(tmp_path / "gpt2", n_embd=32)
     shutil.copy(corpus / "tokenizer.json", made)
     return made
@@ -49,13 +49,13 @@ def states(run):
 
 
 def test_a_run_begins_with_the_weights_and_shape_of_the_folder(gpt2, begin, tmp_path):
-    """Its first loss is theirs, not that of a seed; what is not given is as config.json has it, and
+    """Its first loss is that of the weights, not of a seed. Other fields come from config.json, and
     the peak rate is a tenth of the preset's."""
     assert begin("--init-from", gpt2, "--lr", 1e-9, "--steps", 1) == 0
     net, tokenizer, _ = load(tmp_path / "run")
     there = load_file(gpt2 / "model.safetensors")
     assert torch.allclose(net.wte.weight, there["transformer.wte.weight"], atol=1e-7)
-    assert len(net.wte.weight) == tokenizer.vocab_size  # none beside them
+    assert len(net.wte.weight) == tokenizer.vocab_size  # no extra rows
     config = configuration(tmp_path / "run")
     assert (config.n_layer, config.n_head, config.n_embd, config.seq_len) == (1, 2, 32, 32)
     assert begin("--init-from", gpt2, "--seq-len", 16, run="short") == 0
@@ -65,8 +65,8 @@ def test_a_run_begins_with_the_weights_and_shape_of_the_folder(gpt2, begin, tmp_
 
 
 def test_a_run_that_is_continued_does_not_need_the_folder(gpt2, begin, tmp_path):
-    """It goes on with the same flags where the folder is gone, without them, and with a copy of it
-    elsewhere; its weights stay what it was begun with."""
+    """It continues with the same flags after the folder is deleted, without the flags, and with a
+    copy of the folder elsewhere; it keeps its first weights."""
     assert begin("--init-from", gpt2, "--steps", 1) == 0
     begun = configuration(tmp_path / "run").init_sha256
     shutil.move(gpt2, tmp_path / "moved")
@@ -83,9 +83,9 @@ def flip(folder):
     save_file(tensors, folder / "model.safetensors")
 
 
-def test_other_weights_are_refused_in_a_run_that_goes_on(gpt2, begin, tmp_path, capfd):
-    """One bit in another folder; any folder, where the run was begun from its seed; the hash that
-    is given, where the folder has another."""
+def test_other_weights_are_refused_in_a_continued_run(gpt2, begin, tmp_path, capfd):
+    """A folder with one other bit; any folder, if the run began from its seed; a given hash that
+    differs from the folder's."""
     assert begin("--init-from", gpt2) == 0
     other = shutil.copytree(gpt2, tmp_path / "other")
     flip(other)
@@ -93,7 +93,7 @@ def test_other_weights_are_refused_in_a_run_that_goes_on(gpt2, begin, tmp_path, 
     assert "has other weights (sha256" in capfd.readouterr().err
     assert begin("--n-layer", 1, "--n-embd", 32, "--seq-len", 32, run="seed") == 0
     assert begin("--init-from", gpt2, "--steps", 4, run="seed") == 2
-    assert "was begun with the weights of its seed: leave out --init-from" in capfd.readouterr().err
+    assert "began with random weights: leave out --init-from" in capfd.readouterr().err
     mine = configuration(tmp_path / "run").init_sha256
     assert begin("--init-from", other, "--init-sha256", mine, run="new") == 2
     assert "has other weights (sha256" in capfd.readouterr().err
@@ -105,23 +105,23 @@ def test_other_weights_are_refused_in_a_run_that_goes_on(gpt2, begin, tmp_path, 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--n-layer", "2"], "n_layer is 2, and"),
-        (["--seq-len", "64"], "seq_len is 64, and"),
-        (["--depth", "4"], "depth is 4, and the model of --init-from has a shape"),
+        (["--n-layer", "2"], "n_layer is 2, but"),
+        (["--seq-len", "64"], "seq_len is 64, but"),
+        (["--depth", "4"], "depth is 4, but --init-from decides the model's shape"),
         (["--n-head", "4"], "leave out --n-head to train that model"),
     ],
 )
 def test_a_field_that_contradicts_the_folder_is_refused(gpt2, begin, tmp_path, capfd, flags, words):
-    """With both values; nothing of a run is left, so that the right command can follow."""
+    """The message has both values; no file of a run remains, so the right command can follow."""
     assert begin("--init-from", gpt2, *flags) == 2
     assert words in capfd.readouterr().err
     assert not list((tmp_path / "run").glob("*.json*"))
     assert begin("--init-from", gpt2) == 0
 
 
-def test_two_ranks_begin_with_what_rank_0_reads(gpt2, begin, tmp_path, corpus):
-    """Rank 1 has no folder; the state after each step has the same bits as that of one rank. A
-    folder that cannot be used ends both with exit code 2."""
+def test_two_ranks_begin_with_the_weights_that_rank_0_reads(gpt2, begin, tmp_path, corpus):
+    """Rank 1 has no folder; the state after each step has the same bits as with one rank. An
+    unusable folder ends both with exit code 2."""
     alone = "import os\nif os.environ['RANK'] == '1': sys.argv[-1] += '-of-another-machine'\n"
     flags = [*FEW, "--data", str(corpus), "--run-dir", str(tmp_path / "two")]
     code = "import sys\n" + alone + TRAIN
@@ -156,8 +156,8 @@ it.{name} = killed
 def test_a_first_start_that_is_killed_is_begun_again(
     gpt2, begin, tmp_path, corpus, module, name, after
 ):
-    """Wherever that was, the same command begins with the same weights; without the folder it says
-    that it needs it, and with another one that this is another."""
+    """After a kill at any place, the same command begins with the same weights. Without the folder
+    it asks for it, and it refuses another folder."""
     before = "inner(*args, **kwargs); " if after else ""
     code = KILLED.format(module=module, name=name, before=before) + TRAIN
     flags = [*FEW, "--data", str(corpus), "--run-dir", str(tmp_path / "run")]
@@ -174,9 +174,9 @@ def test_a_first_start_that_is_killed_is_begun_again(
 
 
 def test_an_audit_from_the_first_step_reads_the_folder_again(gpt2, begin, tmp_path):
-    """The same bits from it; without it, or with another, the reason. Not from a checkpoint on."""
+    """It computes the same bits, or names a missing or other folder; a checkpoint needs none."""
     assert begin("--init-from", gpt2, "--checkpoint-every", 0) == 0
-    assert begin("--steps", 5, "--checkpoint-every", 0) == 0  # the newest life has no folder
+    assert begin("--steps", 5, "--checkpoint-every", 0) == 0  # the newest life got no folder
     run = tmp_path / "run"
     report = audit(run, "", True)
     assert (report.begin, report.end, report.exit_code) == (0, 5, 0)

@@ -1,4 +1,4 @@
-"""What is not whole is not gone on from, and every rank has what rank 0 may be lost with."""
+"""Training never continues from a half state, and every rank has rank 0's unsaved records."""
 
 import threading
 from types import SimpleNamespace
@@ -10,8 +10,8 @@ from gptddp.run.history import read_ledger
 from gptddp.training.live_state import LiveState
 
 
-def test_a_step_that_is_half_done_is_not_handed_on(run, tmp_path, monkeypatch):
-    """A peer is lost between the first parameter and the last: the next life goes on from the
+def test_a_half_done_step_is_not_handed_on(run, tmp_path, monkeypatch):
+    """A peer is lost between the first parameter and the last: the next life continues from the
     checkpoint."""
     assert run("--steps", "2") == 0
     real, calls = torch.optim.AdamW.step, iter(range(9))
@@ -30,8 +30,8 @@ def test_a_step_that_is_half_done_is_not_handed_on(run, tmp_path, monkeypatch):
     assert [start["source"] for start in starts][1:] == ["step-000000000002.1"] * 2
 
 
-def test_every_rank_has_what_rank_0_had():
-    """One that writes no log: the lines and events that it was told, until they are on the disk."""
+def test_every_rank_has_the_records_of_rank_0():
+    """A rank without a log keeps lines and events until they are on disk."""
     live = LiveState(SimpleNamespace(run_id="run", generation=4, step=20))
     start, found = ({"event": kind, "time": 1.0, "generation": 4} for kind in ("start", "found"))
 

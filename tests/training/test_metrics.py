@@ -1,4 +1,4 @@
-"""Rank 0's metrics: what each event shows in a scrape."""
+"""Rank 0's metrics: the effect of each event on a scrape."""
 
 import math
 import time
@@ -33,7 +33,7 @@ def two_ranks() -> RankSeconds:
 
 
 def shown(metrics: m.Metrics) -> dict[str, float]:
-    """What a scrape has: `family{label values}` without the prefix, and its value."""
+    """The samples of a scrape: `family{label values}` without the prefix, and its value."""
     found = {}
     for it in (sample for family in metrics.registry.collect() for sample in family.samples):
         labels = "".join(f"{{{value}}}" for value in it.labels.values())
@@ -42,7 +42,7 @@ def shown(metrics: m.Metrics) -> dict[str, float]:
 
 
 def test_a_scrape_has_no_step_that_its_counter_lacks():
-    """Whatever is recorded between two of its families."""
+    """Also if a step is recorded between two families of the scrape."""
     metrics, found = m.Metrics(CONFIG, two_ranks()), {}
     metrics(START)
     for step, family in enumerate(metrics.registry.collect(), 8):
@@ -85,8 +85,8 @@ def test_a_scrape_has_no_step_that_its_counter_lacks():
         ([{"event": "last", "owned": OWNED}], {"state{finished}": 1}),
     ],
 )  # fmt: skip
-def test_an_event_sets_what_it_knows(events, found):
-    """And leaves the rest as it is: NaN, not 0, where nothing is known yet."""
+def test_an_event_sets_the_metrics_that_it_knows(events, found):
+    """Other metrics stay as they are: NaN, not 0, for unknown values."""
     metrics = m.Metrics(CONFIG, None)
     for event in events:
         metrics(event)
@@ -94,8 +94,8 @@ def test_an_event_sets_what_it_knows(events, found):
     assert {name: page.get(name) for name in found} == pytest.approx(found, nan_ok=True)
 
 
-def test_the_clocks_of_the_ranks_are_brought_up_with_each_step():
-    """Phases of rank 0, who was busy longest, and the memory of the rank that holds most."""
+def test_each_step_updates_the_clocks_of_the_ranks():
+    """Phases of rank 0, the rank that was busy longest, and the largest memory of a rank."""
     spent = two_ranks()
     metrics = m.Metrics(CONFIG, spent)
     assert math.isnan(shown(metrics)["peak_memory_bytes{resident}"])
@@ -112,8 +112,8 @@ def test_the_clocks_of_the_ranks_are_brought_up_with_each_step():
     assert page["rank_busy_seconds{max}"] >= 0.02 > page["rank_busy_seconds{min}"] == 0
 
 
-def test_the_state_is_that_of_the_phase_and_of_the_end():
-    """One of them is 1 at any time: what rank 0 does as it is asked."""
+def test_the_state_follows_the_phase_and_the_end():
+    """Exactly one state is 1 at any time: that of rank 0 at the scrape."""
     metrics, clock, stop = m.Metrics(CONFIG, None), PhaseClock(), []
     metrics.state = lambda: clock.state(bool(stop))
     expected = dict.fromkeys(PHASES, "training") | STATES
@@ -125,7 +125,7 @@ def test_the_state_is_that_of_the_phase_and_of_the_end():
     assert shown(metrics)["state{draining}"] == 1
 
 
-def test_mfu_is_there_where_the_peak_is_known():
+def test_mfu_exists_where_the_peak_is_known():
     """FLOPs of a token times tokens a second, of what the devices can do; NaN before a step."""
     assert "mfu_ratio" not in shown(m.Metrics(CONFIG, None))
     metrics = m.Metrics(CONFIG, None, peak=2000.0)
@@ -145,8 +145,8 @@ def test_mfu_is_there_where_the_peak_is_known():
     ],
 )
 def test_a_life_from_memory_knows_the_newest_checkpoint(tmp_path, source, commits, step, age_s):
-    """It saves nothing anew: short lives must not hide that nothing is saved. After a checkpoint
-    was read, nothing older than this life can be lost."""
+    """It does not reset the age: short lives must not hide that saves fail. After a checkpoint was
+    read, only the work of this life can be lost."""
     now = time.time()
     config = Config(steps=20, run_dir=str(tmp_path), checkpoint_every=90.0)
     metrics = m.Metrics(config, None)
@@ -163,8 +163,8 @@ def test_a_life_from_memory_knows_the_newest_checkpoint(tmp_path, source, commit
     assert now - page["last_checkpoint_timestamp_seconds"] == pytest.approx(age_s, abs=60)
 
 
-def test_every_series_is_there_before_anything_has_happened():
-    """A scrape adds none later, but of ranks that are slow or missing."""
+def test_every_series_exists_before_the_first_event():
+    """A later scrape adds only series of slow or missing ranks."""
     spent = two_ranks()
     metrics = m.Metrics(CONFIG, spent, peak=1.0)
     before = shown(metrics).keys()
@@ -176,8 +176,8 @@ def test_every_series_is_there_before_anything_has_happened():
     assert shown(metrics).keys() == before
 
 
-def test_the_step_at_which_a_run_will_end_is_of_the_budget_that_ends_it():
-    """An estimate, which follows the run, where that is not the budget of steps."""
+def test_the_expected_last_step_follows_the_budget_that_ends_the_run():
+    """For another budget than steps it is an estimate, which follows the run."""
     metrics, found = m.Metrics(Config(steps=400, max_tokens=1000, max_time=0.0), None), []
     for step, tokens in ((0, 0), (12, 140), (20, 200), (30, 1010)):
         metrics(STEP | {"line": LINE | {"step": step, "tokens": tokens}})

@@ -12,8 +12,8 @@ from gptddp.run.history import history
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_losses_that_stay_non_finite_end_the_run_with_exit_code_3(run, tmp_path, capfd, optimizer):
-    """A skipped step is logged without a loss, never saved as trained, and bounded in number. The
-    largest numbers that a field may have lead there, too."""
+    """A skipped step is logged without a loss, and never saved as trained; the number of skipped
+    steps is bounded. The largest values of a field cause them, too."""
     worst = ("--lr", "1e30", "--weight-decay", "1e3", "--final-lr", "1", "--optimizer", optimizer)
     assert run("--steps", "50", *worst, "--warmup-steps", "0", "--max-skipped", "3") == 3
     assert "not finite 4 times in a row" in capfd.readouterr().err
@@ -24,7 +24,7 @@ def test_losses_that_stay_non_finite_end_the_run_with_exit_code_3(run, tmp_path,
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_step_that_is_not_finite_changes_nothing(run, tmp_path, monkeypatch, optimizer):
-    """Neither weights nor momentum nor moments, whatever the optimizer has prepared; the next step
+    """Weights, momentum and moments stay, also if the optimizer has prepared a step; the next step
     is done, and the state in the end is finite."""
     clip, states = torch.nn.utils.clip_grad_norm_, []
 

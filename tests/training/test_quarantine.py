@@ -1,4 +1,4 @@
-"""Row groups that cannot be read under `on_bad=quarantine`: the same rows at any world size."""
+"""Unreadable row groups under `on_bad=quarantine`: the same rows at any world size."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def impatient(monkeypatch):
 
 
 def damaged(bad=BAD, n_groups=20) -> Dataset:
-    """The corpus with row groups that never can be read."""
+    """The corpus with row groups that can never be read."""
     dataset = corpus(n_groups)
 
     def fail(group, attempt):
@@ -56,8 +56,8 @@ def test_decisions_and_rows_do_not_depend_on_the_world_size(alone, world_size):
     assert decisions(other) == decisions(alone)
 
 
-def test_rows_are_those_of_the_corpus_without_the_row_groups(alone):
-    """Up to the first decision nothing differs from a healthy corpus; behind it something does."""
+def test_the_rows_equal_a_corpus_without_the_row_groups(alone):
+    """Up to the first decision the rows equal those of a healthy corpus; after it they differ."""
     healthy = Run(corpus()).go(1, STEPS)
     first = min(decisions(alone))
     assert alone.fps[:first] == healthy.fps[:first] and alone.fps[first] != healthy.fps[first]
@@ -66,7 +66,7 @@ def test_rows_are_those_of_the_corpus_without_the_row_groups(alone):
 
 @pytest.mark.parametrize("sizes", [(4, 3, 4), (2, 5, 7, 1), (1, 4)])
 def test_decisions_survive_changes_of_the_world_size(alone, sizes):
-    """Lives that end anywhere, also on the very step of a decision, go on with the same rows."""
+    """Lives that end anywhere, also at the step of a decision, continue with the same rows."""
     for first in [*decisions(alone), 50]:
         run = Run(damaged())
         stops = np.linspace(max(first, 1), STEPS, len(sizes)).astype(int)
@@ -75,8 +75,8 @@ def test_decisions_survive_changes_of_the_world_size(alone, sizes):
         assert run.fps == alone.fps and run.progress.data == alone.progress.data
 
 
-def test_a_file_that_was_mended_stays_out_after_the_decision(alone):
-    """A later life that could read the row groups again skips them nevertheless."""
+def test_a_repaired_file_stays_out_after_the_decision(alone):
+    """A later life that can read the row groups again still skips them."""
     run = Run(damaged()).go(2, STEPS // 2)
     run.dataset = corpus()
     left_out = run.progress.data["quarantined"]
@@ -86,8 +86,8 @@ def test_a_file_that_was_mended_stays_out_after_the_decision(alone):
         assert run.fps == alone.fps
 
 
-def test_a_life_that_goes_back_takes_the_decisions_again(alone):
-    """From a checkpoint before the fault, with the file mended: the ledger has the decisions."""
+def test_a_life_that_goes_back_repeats_the_decisions(alone):
+    """It starts before the fault, with a repaired file: the ledger has the decisions."""
     run = Run(damaged()).go(2, STEPS)
     again = Run(corpus())
     again.ledger = run.ledger
@@ -96,7 +96,7 @@ def test_a_life_that_goes_back_takes_the_decisions_again(alone):
 
 
 def test_a_row_group_that_goes_bad_later(monkeypatch):
-    """Its rows up to there are trained, those behind are not: the same at each world size."""
+    """Its rows before the fault are trained, later rows are not: the same at each world size."""
     ends = []
     for world_size in (1, 2, 3):
         run = Run(corpus()).go(world_size, 40)
@@ -109,8 +109,8 @@ def test_a_row_group_that_goes_bad_later(monkeypatch):
 
 @pytest.mark.parametrize(("n_groups", "bad"), [(5, {1}), (5, {0, 1}), (LANES, {1, 2, 6})])
 def test_row_groups_that_lanes_share_or_that_are_all_of_a_lane(n_groups, bad):
-    """At any world size all lanes of one lose it at the same step, wherever they are; a lane that
-    has no other goes on with its neighbour's documents."""
+    """At any world size all lanes of a row group lose it at the same step, at any place in it; a
+    lane without another row group continues with its neighbour's documents."""
     runs = [Run(damaged(bad, n_groups)).go(w, 80) for w in (1, 2, 3, LANES)]
     for run in runs:
         assert run.fps == runs[0].fps and run.progress.data == runs[0].progress.data
@@ -118,7 +118,7 @@ def test_row_groups_that_lanes_share_or_that_are_all_of_a_lane(n_groups, bad):
 
 
 def test_a_lane_that_takes_its_neighbours_begins_with_the_first_row():
-    """It stood within its own row group: that place says nothing of another, which may be short."""
+    """It stood within its own row group: that place may not exist in the other one."""
     run = Run(corpus(n_groups=4 * LANES)).go(1, 1)
     before = run.progress.data["lanes"].split()
     lane = before.index("0.0.2")
@@ -128,15 +128,15 @@ def test_a_lane_that_takes_its_neighbours_begins_with_the_first_row():
     assert after == [*before[:lane], "0.0.0", *before[lane + 1 :]]
 
 
-def test_a_corpus_of_which_nothing_is_left_is_an_error():
-    """Nothing to train on is said, not waited for."""
+def test_a_corpus_without_readable_rows_is_an_error():
+    """The run reports that it has nothing to train on, and does not wait."""
     run = Run(damaged({0}, n_groups=1))
     with pytest.raises(DataError, match="all row groups of the train split are in quarantine"):
         run.go(1, 5)
 
 
 def test_fail_is_the_default_and_names_the_way_out():
-    """on_bad=fail: file, row group, reason, attempts, and what can be done."""
+    """on_bad=fail: the error has file, row group, reason, attempts and fixes."""
     with open_loader(damaged()) as loader, pytest.raises(BadRowGroup) as caught:
         while True:
             quarantine.next_batch(loader, "fail")
@@ -148,8 +148,8 @@ def test_fail_is_the_default_and_names_the_way_out():
     )
 
 
-def test_a_storage_that_is_away_is_no_bad_row_group():
-    """Where not even the manifest can be read, nothing is put into quarantine."""
+def test_a_missing_storage_is_no_bad_row_group():
+    """If the manifest cannot be read either, nothing is put into quarantine."""
     dataset = damaged()
 
     def away():

@@ -21,15 +21,15 @@ OF_GPU = ("peak_vram_mb", "mfu_percent")
 
 
 def block(text: str) -> dict[str, str]:
-    """What grep "^key:" finds of the last block of a log."""
+    """The values that grep "^key:" finds in the last block of a log."""
     found = text.rpartition("\n---\n")[2]
     return dict(re.findall(r"^(\w+): +(\S+)$", found, re.MULTILINE))
 
 
 def test_a_run_ends_with_a_block_for_grep(run, tmp_path, capfd, caplog):
-    """The keys of karpathy/autoresearch in its order, once, of the whole run: a life that is
-    stopped has none, and one that finds the run finished says the same again. The run has begun
-    with its first process, whichever life says so. On a CPU without the two of a GPU."""
+    """It has the keys of karpathy/autoresearch in order, once, for the whole run. A stopped life
+    prints no block, and a start of the finished run prints it again. The time of the run begins
+    with its first process, in any life. A CPU run lacks the two keys of a GPU."""
     caplog.set_level(logging.INFO)
     assert run("--steps", "3") == 0
     assert run("--steps", "6") == 0
@@ -48,22 +48,22 @@ def test_a_run_ends_with_a_block_for_grep(run, tmp_path, capfd, caplog):
 
 
 def test_a_gpu_has_its_memory_and_its_mfu_in_the_block():
-    """At their places; `n/a` for the MFU of a GPU whose peak is not known."""
+    """Both are at their places; the MFU of a GPU with an unknown peak is `n/a`."""
     found = dict.fromkeys(KEYS, 1) | {"mfu_percent": None}
     text = "\n".join(["", *lines(found)])
     assert list(block(text)) == KEYS and "\nmfu_percent:      n/a\n" in text
 
 
 def test_a_life_that_is_stopped_has_no_block(run, caplog, monkeypatch):
-    """Its run goes on."""
+    """Its run continues."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr("gptddp.training.stop.StopFlag.asked", property(lambda self: True))
     assert run("--steps", "3") == 143
     assert "---" not in [it.getMessage() for it in caplog.records]
 
 
-def test_mfu_is_of_all_ranks_and_of_the_products_alone():
-    """Twice the ranks in the same time for the same tokens are half of it; `gpt2` has 0.857 GFLOP a
+def test_mfu_counts_all_ranks_and_only_the_products():
+    """Twice the ranks, for the same tokens in the same time, halve it; `gpt2` has 0.857 GFLOP a
     token (6 for each of 124 M parameters less the positions, and attention)."""
     c = with_preset(Config(preset="gpt2"), accelerator=True)
     with torch.device("meta"):
@@ -76,8 +76,8 @@ def test_mfu_is_of_all_ranks_and_of_the_products_alone():
     assert mfu(flops, 0, 0.0, 1, 1e15) is None and mfu(flops, 5, 1.0, 1, None) is None
 
 
-def test_the_peak_of_a_gpu_is_told_only_where_it_is_known():
-    """By its name and for bf16; of tf32 and of other GPUs nothing is said."""
+def test_the_peak_of_a_gpu_is_given_only_if_it_is_known():
+    """It follows from the name, for bf16 only; tf32 and other GPUs have no peak."""
     bf16, fp32 = Config(precision="bf16"), Config(precision="fp32")
     assert peak_flops("NVIDIA H100 80GB HBM3", bf16) == 989.5e12
     assert peak_flops("NVIDIA H100 PCIe", bf16) == 756e12

@@ -1,4 +1,4 @@
-"""Texts after evaluations: of the model as it is, and without a trace in the run."""
+"""Sample texts after evaluations: by the present model, without an effect on the run."""
 
 import json
 import time
@@ -18,7 +18,7 @@ def texts(folder) -> list[dict]:
 
 
 def test_a_text_after_each_evaluation_changes_no_bit(run, corpus, tmp_path):
-    """The last one is what the checkpoint of its step says; without the flag there is no file."""
+    """The last text equals a sample of its step's checkpoint; without the flag no file exists."""
     assert run(*FLAGS, "--sample-tokens", "12") == 0
     with_texts, found = list(history(tmp_path / "run")), texts(tmp_path / "run")
     assert [(it["step"], it["generation"]) for it in found] == [(3, 1), (6, 1), (7, 1)]
@@ -33,8 +33,8 @@ def test_a_text_after_each_evaluation_changes_no_bit(run, corpus, tmp_path):
     assert (step, found[-1]["text"]) == (7, said)
 
 
-def test_a_text_is_evaluation_and_has_an_end(run, tmp_path, monkeypatch):
-    """Its seconds are counted as that; one that takes too long is cut off."""
+def test_a_text_counts_as_evaluation_and_has_a_time_limit(run, tmp_path, monkeypatch):
+    """Its seconds count as evaluation; a text that takes too long is cut off."""
 
     def slow(net, tokenizer, prompt, **options):
         for i in generate(net, tokenizer, prompt, **options):

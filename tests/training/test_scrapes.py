@@ -1,4 +1,4 @@
-"""The last scrape: who is waited for, for how long, and what it shows."""
+"""The last scrape: the wait for it, and its numbers."""
 
 import math
 import os
@@ -44,7 +44,7 @@ class Server:
             answer.read()
 
     def waits(self) -> tuple[bool, float]:
-        """Does the last scrape come, and how many seconds is it waited for?"""
+        """Does the run wait for the last scrape, and for how many seconds?"""
         began = time.monotonic()
         self.scrapes.expect_last()
         while self.scrapes.awaited:
@@ -53,23 +53,23 @@ class Server:
 
 
 def server(*ago_s: float) -> Server:
-    """One that was last scraped so long ago."""
+    """A server that was last scraped so long ago."""
     it = Server()
     it.scrapes._newest.extend(time.monotonic() - seconds for seconds in ago_s)
     return it
 
 
 @pytest.mark.parametrize("ago_s", [(), (1.0,), (30.0, 29.0)])
-def test_who_does_not_scrape_in_intervals_is_not_waited_for(ago_s):
-    """Nobody has, or once, as somebody with curl; or it does no more."""
+def test_the_run_does_not_wait_without_regular_scrapes(ago_s):
+    """No scrape came, or one, as by curl; or the scrapes have stopped."""
     it = server(*ago_s)
     it.scrapes.expect_last()
     assert not it.scrapes.awaited
 
 
 @pytest.mark.alone
-def test_the_last_scrape_is_waited_for_no_longer_than_an_interval():
-    """A fifth more, and a little; one that comes ends the wait when it is answered."""
+def test_the_wait_for_the_last_scrape_is_about_an_interval():
+    """It is a fifth and half a second longer; an answered scrape ends it."""
     found, seconds = server(2.0, 1.0).waits()
     assert not found and 1.5 < seconds < 3.0
     it = server(11.0, 1.0)
@@ -79,8 +79,8 @@ def test_the_last_scrape_is_waited_for_no_longer_than_an_interval():
 
 
 @pytest.mark.alone
-def test_two_scrapers_in_turn_are_not_one_in_a_hurry():
-    """The longer way between their scrapes counts."""
+def test_two_scrapers_in_turn_do_not_count_as_a_fast_one():
+    """The longer interval between their scrapes counts."""
     it = server(1.8, 0.8, 0.75)
     threading.Timer(0.5, it.scrape).start()
     assert it.waits()[0]
@@ -88,13 +88,13 @@ def test_two_scrapers_in_turn_are_not_one_in_a_hurry():
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
 def test_it_is_served_to_ipv6_too():
-    """A cluster may have nothing else."""
+    """A cluster may have only IPv6."""
     with urllib.request.urlopen(f"http://[::1]:{Server().port}/metrics", timeout=5) as answer:
         assert b"gptddp_step" in answer.read()
 
 
-def test_connections_that_nobody_ends_are_no_more_than_it_can_bear():
-    """The port is open to strangers: the oldest go, and who comes is answered."""
+def test_the_number_of_open_connections_is_limited():
+    """The port is open to strangers: the oldest are closed, and a new one gets an answer."""
     it, before = Server(), threading.active_count()
     held = [socket.create_connection(("127.0.0.1", it.port), 5) for _ in range(40)]
     try:
@@ -108,20 +108,20 @@ def test_connections_that_nobody_ends_are_no_more_than_it_can_bear():
 
 
 def test_an_occupied_port_is_a_warning_and_served_once_it_is_free(caplog, monkeypatch):
-    """Said once, and not at every retry; training goes on meanwhile."""
+    """The warning comes once, not at every retry; training continues meanwhile."""
     monkeypatch.setattr(scrapes, "_RETRY_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         Scrapes(m.Metrics(Config(), None).registry, port, "127.0.0.1")
         time.sleep(0.5)
         (record,) = caplog.records
-        assert "training goes on" in record.message
+        assert "training continues" in record.message
     with until(lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")) as answer:
         assert b"gptddp_steps_total 0.0" in answer.read()
 
 
 def test_all_ranks_stay_until_the_last_numbers_are_read(corpus, tmp_path):
-    """They have the whole run: the phases add up to its time, the owners are those of the ledger.
+    """The numbers cover the whole run: phases add up to its time, owners equal the ledger's.
     Without a fault there is no goodput.
 
     A rank that left before rank 0 would have the operator delete its pod in the wait.
@@ -159,7 +159,7 @@ def test_all_ranks_stay_until_the_last_numbers_are_read(corpus, tmp_path):
 
 
 def test_a_stop_ends_the_wait_on_all_ranks():
-    """Also that of another rank: the others are needed for the next world."""
+    """Also a stop of another rank: the next world needs the others."""
     met = []
 
     def all_reduce(mine: torch.Tensor) -> torch.Tensor:

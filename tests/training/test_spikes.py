@@ -1,4 +1,4 @@
-"""A loss or a norm that is finite, and many times its usual size: told once a streak."""
+"""A loss or norm that is finite, but many times its usual size: reported once a streak."""
 
 import math
 
@@ -9,7 +9,7 @@ from gptddp.training.spikes import LEAST, WINDOW, Spikes
 
 
 def spikes(losses, norms=None) -> list[tuple[int, str]]:
-    """The steps at which something begins to be too large, and what."""
+    """The steps at which a field begins to be too large, and the field."""
     judge, found = Spikes(), []
     norms = norms or [1.0] * len(losses)
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1):
@@ -29,19 +29,19 @@ USUAL = [3.0] * LEAST
         ([*USUAL, 5.4, 3.0], [LEAST + 1]),  # eleven times
         ([*USUAL, 5.4, 9.0, 3.0, 8.0, *[3.0] * (WINDOW - 1), 7.0], [LEAST + 1]),  # one streak
         ([*USUAL, 5.4, *[3.0] * WINDOW, 7.0], [LEAST + 1, LEAST + WINDOW + 2]),  # two of them
-        ([*USUAL, 5.4, None, None, 9.0], [LEAST + 1]),  # steps that are skipped end none
-        ([*USUAL, *[9.0] * 2 * WINDOW, 10.0], [LEAST + 1]),  # what lasts becomes usual
-        ([3.0, 9.0], []),  # of two steps nobody knows what is usual
-        ([9.0] * WINDOW + [3.0] * WINDOW, []),  # smaller is no harm
+        ([*USUAL, 5.4, None, None, 9.0], [LEAST + 1]),  # skipped steps end no streak
+        ([*USUAL, *[9.0] * 2 * WINDOW, 10.0], [LEAST + 1]),  # a lasting size becomes usual
+        ([3.0, 9.0], []),  # two steps do not give a usual size
+        ([9.0] * WINDOW + [3.0] * WINDOW, []),  # a small size is no spike
     ],
 )
-def test_a_loss_is_told_when_its_perplexity_is_over_ten_times_the_usual(losses, told):
+def test_a_loss_is_reported_when_its_perplexity_is_over_ten_times_the_usual(losses, told):
     """Once a streak, by the median of the last steps."""
     assert spikes(losses) == [(step, "loss") for step in told]
 
 
-def test_a_streak_has_begun_with_its_first_step():
-    """The older of two, and none once each is over."""
+def test_a_streak_begins_with_its_first_step():
+    """Of two streaks the older counts; after both none."""
     judge = Spikes()
     lines = [*USUAL, 5.4, *[3.0] * 9, 9.0]
     for step, loss in enumerate(lines, 1):
@@ -52,14 +52,14 @@ def test_a_streak_has_begun_with_its_first_step():
     assert judge.since is None
 
 
-def test_a_norm_is_told_when_it_is_over_ten_times_the_usual():
-    """Whatever the loss is."""
+def test_a_norm_is_reported_when_it_is_over_ten_times_the_usual():
+    """The loss does not matter."""
     norms = [0.5] * LEAST + [4.9, 5.1, 50.0, 0.5]
     assert spikes([3.0] * len(norms), norms) == [(LEAST + 2, "grad_norm")]
 
 
 def test_a_spike_of_a_run_is_on_the_console_and_in_the_ledger(run, tmp_path, monkeypatch, caplog):
-    """With its size and the usual one; the step is done all the same."""
+    """Both have its size and the usual one; the step is still done."""
     from gptddp import train
 
     forward_backward = train.forward_backward
@@ -78,8 +78,8 @@ def test_a_spike_of_a_run_is_on_the_console_and_in_the_ledger(run, tmp_path, mon
     assert len(lines) == LEAST + 6
 
 
-def test_a_rate_that_is_too_large_for_a_run_is_told_when_it_goes_on(run, tmp_path):
-    """What is usual is known from the log of the lives before: the loss need not be NaN first."""
+def test_a_rate_that_is_too_large_for_a_continued_run_is_reported(run, tmp_path):
+    """The logs of earlier lives give the usual size: the loss need not be NaN first."""
     assert run("--steps", "20") == 0
     assert run("--steps", "30", "--lr", "30") in (0, 3)
     events = read_ledger(tmp_path / "run")

@@ -17,7 +17,7 @@ from gptddp.run.history import read_ledger
 from gptddp.training.stalls import described
 
 # Rank 1 of two: 0.05 s more for each of its micro-batches, while there is a file `slow`; no step
-# ends while there is a file `hang`. Windows and limits are a tenth of what they are.
+# ends while there is a file `hang`. Windows and limits are a tenth of the real ones.
 SLOWED = """
 import os, sys, time
 from pathlib import Path
@@ -42,7 +42,7 @@ sys.exit(train.main(sys.argv[1:]))
 
 
 class Job:
-    """Two ranks that train, and what rank 0 has said, exported and recorded."""
+    """Two ranks that train, and rank 0's log, metrics and records."""
 
     def __init__(self, folder: Path, corpus: Path) -> None:
         self.folder, self.run = folder, folder / "run"
@@ -83,14 +83,14 @@ def job(corpus, tmp_path_factory):
         process.kill()
 
 
-def test_the_goodput_said_with_a_step_counts_the_steps_up_to_it(job):
-    """Not those of ten seconds ago: at first there were none."""
+def test_the_goodput_logged_with_a_step_counts_the_steps_up_to_it(job):
+    """It does not lag by ten seconds: then the first would count no step."""
     said = job.until(lambda: re.search(r"step 6/.*  ETA [^:]+  goodput ([\d.]+) %", job.said))
     assert float(said[1]) > 0
 
 
 def test_a_slow_rank_is_named_and_released(job):
-    """In rank 0's log, on each step's line, in a metric with its pod, in the ledger and its sum."""
+    """Its name is in rank 0's log, each step's line, a metric with its pod, ledger and its sum."""
     assert job.scraped("straggler_ratio") == {}
     (job.folder / "slow").touch()
     (slow,) = job.until(lambda: job.events("slow"))
@@ -108,7 +108,7 @@ def test_a_slow_rank_is_named_and_released(job):
 
 
 def test_a_stopped_rank_is_missed_by_the_others(job):
-    """A step that does not move is told: which rank gives no sign, and where the other is."""
+    """A stalled step is reported: the rank without a sign of life, and the place of the other."""
     os.kill(job.ranks[1].pid, signal.SIGSTOP)
     stopped = time.monotonic()
     try:
@@ -130,8 +130,8 @@ def test_a_stopped_rank_is_missed_by_the_others(job):
     assert job.scraped("stuck_rank") == {}
 
 
-def test_a_rank_that_hangs_elsewhere_says_where(job):
-    """It is alive, and in no collective: its own thread tells rank 0's in which function it is."""
+def test_a_rank_that_hangs_elsewhere_reports_the_place(job):
+    """It is alive, and in no collective: its own thread posts the function for rank 0."""
     before = len(job.events("stall"))
     (job.folder / "hang").touch()
     (stall,) = job.until(lambda: job.events("stall")[before:])
@@ -142,8 +142,8 @@ def test_a_rank_that_hangs_elsewhere_says_where(job):
     job.until(lambda: job.events("stall_end")[before:])
 
 
-def test_where_the_ranks_are_is_said_in_a_line():
-    """Who is missing comes first; those that wait are counted, by place; no escapes."""
+def test_the_places_of_the_ranks_are_reported_in_a_line():
+    """Missing ranks come first; waiting ranks are counted, by place; no escape sequences."""
     names = [f"rank {i} (p{i})" for i in range(4)]
     waits = {"phase": "step", "waits": True, "at": "agree (agree.py:1)"}
     busy = {"phase": "data_wait", "waits": False, "at": "next_batch (q.py:2)\x1b[2J"}

@@ -1,6 +1,6 @@
 """A volume that fails for a moment, or for good, while a life begins: at every read of a start.
 
-tests/faults/test_starts.py has the same for a whole training.
+tests/faults/test_starts.py tests a whole training.
 """
 
 import errno
@@ -27,7 +27,7 @@ from gptddp.run.origin import Origin
 from gptddp.training import begin
 from gptddp.training.clock import PhaseClock
 
-# a disk's or NFS's; those of SMB, of FUSE, Lustre and Ceph that have lost their server
+# of a disk or NFS; of SMB, FUSE, Lustre and Ceph after the loss of their server
 CODES = [errno.EIO, errno.EHOSTDOWN, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN]
 
 
@@ -74,8 +74,8 @@ def start(run, corpus, reads, tmp_path):
 
 
 def test_a_read_that_fails_once_changes_nothing(run, start, reads, tmp_path):
-    """Each single read of a start, with one of these errors: it is tried again, and the life goes
-    on from the same state of the same run, with the same configuration."""
+    """Each single read of a start fails with one of these errors: it is retried, and the life
+    continues from the same state of the same run, with the same configuration."""
     assert run("--steps", "3") == 0
     undisturbed = start()
     assert undisturbed.step == 3
@@ -86,9 +86,9 @@ def test_a_read_that_fails_once_changes_nothing(run, start, reads, tmp_path):
         assert len(reads.seen) > at
 
 
-def test_a_file_that_stays_unreadable_ends_in_nothing_final(run, start, reads, tmp_path):
-    """Each file and directory that a start reads: the life is the undisturbed one's, or it ends by
-    an error that is tried again; never another identity, nor from scratch, nor a final error."""
+def test_a_file_that_stays_unreadable_causes_no_final_error(run, start, reads, tmp_path):
+    """For each file and directory that a start reads: the life equals the undisturbed one, or ends
+    by an error that is retried; never another identity, a start from scratch, or a final error."""
     assert run("--steps", "3") == 0
     undisturbed, ended = start(), set()
     paths = sorted({*reads.seen, *(str(Path(path).parent) for path in reads.seen)})
@@ -102,11 +102,11 @@ def test_a_file_that_stays_unreadable_ends_in_nothing_final(run, start, reads, t
 
 
 @pytest.mark.parametrize(("code", "ends"), [(errno.EIO, OSError), (errno.ENOSPC, 2)])
-def test_a_new_run_that_cannot_be_written_is_told_before_its_first_step(
+def test_a_new_run_that_cannot_be_written_is_reported_before_its_first_step(
     run, tmp_path, monkeypatch, capsys, code, ends
 ):
-    """Trouble that may pass is no final error; a full disk is the user's to mend. Nothing is left
-    that the next start would take for a run."""
+    """Trouble that may pass is no final error; the user must free a full disk. No file remains that
+    the next start would take for a run."""
     monkeypatch.setattr(lines, "RETRY_S", 0.01)
     settle = lines.Lines.settle
     monkeypatch.setattr(lines.Lines, "settle", lambda it, s: settle(it, min(s, 0.05)))
@@ -130,8 +130,8 @@ def test_a_new_run_that_cannot_be_written_is_told_before_its_first_step(
     assert [event["generation"] for event in read_ledger(tmp_path / "run")] == [1, 1, 1]
 
 
-def test_each_failure_is_told(run, start, tmp_path, caplog):
-    """Which file, which error, and when it is tried again; the last one is raised."""
+def test_each_failure_is_reported(run, start, tmp_path, caplog):
+    """The line has file, error and time of the next try; the last error is raised."""
     assert run("--steps", "3") == 0
     with pytest.raises(OSError, match="Stale file handle"):
         start(errno.ESTALE, path=str(tmp_path / "run/ledger.jsonl"))
@@ -140,19 +140,19 @@ def test_each_failure_is_told(run, start, tmp_path, caplog):
     assert all("Stale file handle" in text and "ledger.jsonl" in text for text in told)
 
 
-def test_each_log_that_a_start_reads_is_told(run, start, tmp_path, monkeypatch):
-    """The other ranks wait as long as rank 0 gets further: many logs of a slow volume may take
-    longer than they wait for one. They are read from the newest back to the step that is wanted."""
+def test_each_log_that_a_start_reads_is_reported(run, start, tmp_path, monkeypatch):
+    """The other ranks wait while rank 0 makes progress: many logs of a slow volume may take longer
+    than their limit for one. Logs are read from the newest back to the wanted step."""
     assert run("--steps", "2") == run("--steps", "4") == 0
     (tmp_path / "run/log.2.jsonl").write_text("")
     told, open_run = [], begin.open_run
     monkeypatch.setattr(begin, "open_run", lambda *args: open_run(*args[:-1], told.append))
     assert start().step == 4
     assert told[-2:] == ["reading the log, life 2", "reading the log, life 1"]
-    assert len({it.partition(",")[0] for it in told}) > 4  # nor have they to wait for all else
+    assert len({it.partition(",")[0] for it in told}) > 4  # the ranks need not wait for the rest
 
 
-def test_a_file_of_flags_is_asked_for_again(run, reads, tmp_path):
+def test_the_read_of_a_file_of_flags_is_retried(run, reads, tmp_path):
     """The TOML file of --config may be on such a volume as well."""
     (tmp_path / "run").mkdir()
     toml = tmp_path / "run/job.toml"
@@ -165,8 +165,8 @@ def test_a_file_of_flags_is_asked_for_again(run, reads, tmp_path):
         run("--config", str(toml))
 
 
-def test_a_ledger_that_cannot_be_read_is_asked_for_again(run, reads, tmp_path):
-    """The launcher's look at a finished run: "not yet", which it repeats; never "finished"."""
+def test_the_read_of_an_unreadable_ledger_is_retried(run, reads, tmp_path):
+    """The launcher asks if the run is finished: it gets "not yet", and asks again."""
     assert run("--steps", "3") == 0
     config = from_args(["--run-dir", str(tmp_path / "run"), "--steps", "3"])
     assert why_finished(config)
@@ -176,8 +176,8 @@ def test_a_ledger_that_cannot_be_read_is_asked_for_again(run, reads, tmp_path):
                 assert not why_finished(config), at
 
 
-def test_a_command_beside_the_run_says_that_the_volume_is_away(run, reads, tmp_path):
-    """One line and exit code 1, which is no mistake of the user's, and no traceback."""
+def test_a_command_beside_the_run_reports_a_missing_volume(run, reads, tmp_path):
+    """One line and exit code 1, because it is no mistake of the user; no traceback."""
     assert run("--steps", "3") == 0
     path = str(tmp_path / "run/ledger.jsonl")
     with reads.failing(errno.EIO, path=path):

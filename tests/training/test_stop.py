@@ -16,7 +16,7 @@ from gptddp.run.history import history, read_ledger
 from gptddp.training import entry
 
 START = "import sys; from gptddp.train import main; sys.exit(main())"
-# No handler of Python's ever runs in a thread that waits for this, as in a collective of C++.
+# Python runs no signal handler in a thread that waits for this, as in a collective in C++.
 STUCK = """
 def stuck(what):
     import ctypes
@@ -61,7 +61,7 @@ life.evaluate = evaluate
 
 
 class Run:
-    """A training process with a fault in it."""
+    """A training process with an injected fault."""
 
     def __init__(self, forked, folder, corpus, code="", grace_s="60"):
         self.forked, self.folder, self.run = forked, folder / "patch", folder / "run"
@@ -97,8 +97,8 @@ def ended(process, timeout_s=20):
     return process.wait(timeout_s), process.stderr.read()
 
 
-def test_a_process_that_has_nothing_to_lose_leaves_at_once(training):
-    """Stuck while it loads, in C: no grace period has to be waited for, or even be known."""
+def test_a_process_without_a_state_exits_at_once(training):
+    """It hangs in C while it loads: it does not wait for a grace period, known or not."""
     run = training(LOAD, grace_s="")
     process = run.start("--steps", "10")
     run.reached()
@@ -107,8 +107,8 @@ def test_a_process_that_has_nothing_to_lose_leaves_at_once(training):
     assert code == 143 and "Traceback" not in err
 
 
-def test_a_stop_is_agreed_on_between_two_steps_however_often_it_is_asked_for(training):
-    """Two SIGTERMs within a step: it is finished and committed; exit code 143."""
+def test_a_stop_is_agreed_on_between_two_steps_after_any_number_of_signals(training):
+    """Two SIGTERMs within a step: the step is finished and committed; exit code 143."""
     run = training(STEP)
     process = run.start("--steps", "10")
     run.reached()
@@ -125,21 +125,21 @@ def test_a_stop_is_agreed_on_between_two_steps_however_often_it_is_asked_for(tra
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_ends_a_long_step_at_once(training, number, code):
-    """The first one says that a second one does not wait."""
+    """The message of the first signal says that a second one does not wait."""
     run = training(STEP, grace_s="")
     process = run.start("--steps", "10")
     run.reached()
     process.send_signal(number)
     said = until(lambda: re.search(f"{number.name}: (.*)", process.stderr.read()))[1]
-    assert said == "it ends after this step; a second one ends it at once"
+    assert said == "training stops after this step; a second signal stops it at once"
     assert process.poll() is None
     process.send_signal(number)
     assert ended(process)[0] == code
     assert not list((run.run / "checkpoints").glob("step-*"))
 
 
-def test_a_process_that_hangs_leaves_within_its_grace_period(training):
-    """Stuck in C in step 6: exit code 143."""
+def test_a_hanging_process_exits_within_its_grace_period(training):
+    """It hangs in C in step 6: exit code 143."""
     run = training(FORWARD, grace_s="10")  # of which it has 5 s
     process = run.start("--steps", "10")
     run.reached()
@@ -147,11 +147,11 @@ def test_a_process_that_hangs_leaves_within_its_grace_period(training):
     begin = time.monotonic()
     code, err = ended(process)
     assert code == 143 and time.monotonic() - begin < 10, err
-    assert "after SIGTERM, without an answer" in err
+    assert "after SIGTERM: the main thread is busy" in err
 
 
 def test_a_log_that_hangs_does_not_hold_up_a_stop(training):
-    """Nor is the state lost: exit code 143, and the saver makes the checkpoint without rank 0."""
+    """The state is not lost either: exit code 143, and the saver commits it without rank 0."""
     run = training(STEP + COMMIT, grace_s="10")
     process = run.start("--steps", "10")
     run.reached()
@@ -160,14 +160,14 @@ def test_a_log_that_hangs_does_not_hold_up_a_stop(training):
     begin = time.monotonic()
     code, err = ended(process)
     assert code == 143 and time.monotonic() - begin < 10, err
-    assert "after SIGTERM, without an answer" in err
+    assert "after SIGTERM: the main thread is busy" in err
     until(lambda: list((run.run / "checkpoints").glob("step-*")))
     start = run.finish("--steps", "10")
     assert (start["step"], start["redo"]) == (6, 0)
 
 
-def test_an_evaluation_that_is_cut_off_is_made_by_the_next_life(training, forked, corpus, tmp_path):
-    """A stop in that of the last step: 143, not 0; then the same val_loss as without the stop."""
+def test_the_next_life_repeats_an_interrupted_evaluation(training, forked, corpus, tmp_path):
+    """A stop in the last evaluation: 143, not 0; then the same val_loss as without a stop."""
     run = training(EVALUATION)
     process = run.start("--steps", "6")
     run.reached()
@@ -176,7 +176,7 @@ def test_an_evaluation_that_is_cut_off_is_made_by_the_next_life(training, forked
     run.open()
     code, err = ended(process)
     assert code == 143, err
-    assert len(list(run.folder.glob("micro_batches.*"))) == 1  # and no more
+    assert len(list(run.folder.glob("micro_batches.*"))) == 1  # and no other step
     assert not (run.run / "finished.json").exists()
     start = run.finish("--steps", "6")
     assert (start["step"], start["redo"]) == (6, 0)
@@ -193,7 +193,7 @@ def test_an_evaluation_that_is_cut_off_is_made_by_the_next_life(training, forked
 @pytest.mark.usefixtures("train_here")
 @pytest.mark.parametrize(("launched", "code"), [(True, 143), (False, 0)])
 def test_a_signal_in_the_last_moment_ends_a_worker_of_a_launcher(monkeypatch, launched, code):
-    """Which waits for its end from then on, and for no success; any other process has succeeded."""
+    """The launcher then expects an end without success; any other process has succeeded."""
     monkeypatch.setattr(entry, "connect", lambda device: nullcontext(None))
     monkeypatch.setattr(entry, "begin", lambda config, world, stop: setattr(stop, "holds", True))
     monkeypatch.setattr(entry.environment, "members", lambda: Path("members") if launched else None)

@@ -1,4 +1,4 @@
-"""Which ranks are slow: by how long each is busy over many steps, and for its part of them."""
+"""Slow ranks: by each rank's busy time over many steps, for its part of them."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,12 @@ from gptddp.training import stragglers
 
 
 def judge_of(slots: list[int]) -> stragglers.Stragglers:
-    """With ranks that are named 0, 1 ..."""
+    """A judge of ranks with the names 0, 1 ..."""
     return stragglers.Stragglers([str(rank) for rank in range(len(slots))], slots)
 
 
 def named(judge, busy: list[float], seconds: float, step_s: float = 1.0) -> list[int]:
-    """The ranks that are named after so many seconds of steps in which each was busy so long."""
+    """The named ranks after so many seconds of steps with these busy times."""
     for _ in range(round(seconds / step_s)):
         judge.add(step_s, np.array(busy))
     return sorted(judge.slow)
@@ -32,14 +32,14 @@ def named(judge, busy: list[float], seconds: float, step_s: float = 1.0) -> list
         ([4, 4, 4], [0.0, 0.0, 0.0], []),
     ],
 )
-def test_a_rank_is_slow_that_takes_over_1_3_times_the_median_for_its_part(slots, busy, slow):
-    """Of what is the same for all, and of its slots; whichever of the two allows more."""
+def test_a_rank_is_slow_above_1_3_times_the_median_for_its_part(slots, busy, slow):
+    """For common work or for its slots: the larger of both medians counts."""
     assert named(judge_of(slots), busy, 16) == slow
 
 
 @pytest.mark.parametrize("step_s", [0.01, 1.0, 20.0])
 def test_it_is_named_within_a_minute(step_s):
-    """After 15 s of steps, however long each is."""
+    """After 15 s of steps, for any length of a step."""
     judge, seconds = judge_of([1, 1, 1]), 0.0
     named(judge, [1.0, 1.0, 1.0], 30, step_s)
     while not judge.slow:
@@ -57,7 +57,7 @@ def test_it_is_named_within_a_minute(step_s):
     ],
 )
 def test_no_rank_is_named_for_one_long_step(usual, step_s, one, one_s):
-    """Of that the stalls tell."""
+    """One long step is reported as a stall."""
     judge = judge_of([1, 1, 1])
     named(judge, [usual] * 3, 15, step_s)
     judge.add(one_s, np.array(one))
@@ -65,7 +65,7 @@ def test_no_rank_is_named_for_one_long_step(usual, step_s, one, one_s):
 
 
 def test_it_stays_named_for_a_minute_and_until_it_is_clearly_not_slow():
-    """So the ledger has two events a minute at most; the ratio is always the present one."""
+    """So the ledger gets two events a minute at most; the ratio is always the present one."""
     judge = judge_of([1, 1, 1])
     assert named(judge, [1.0, 2.0, 1.0], 20) == [1]
     assert judge.shown == {"1": pytest.approx(2.0)}

@@ -1,4 +1,4 @@
-"""A new rank 0 has the records as the lost one would have had them, be the disk there or not."""
+"""A new rank 0 writes the records that the lost rank 0 would have, with or without a disk."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ LOST = [{"rank": 0, "pod": "pod-0", "how": "its process died of SIGKILL"}]
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
-    """Of the run directory; no rank 0 waits long for it."""
+    """The disk of the run directory; no rank 0 waits long for it."""
     settle = lines.Lines.settle
     monkeypatch.setattr(lines.Lines, "settle", lambda it, s: settle(it, min(s, 0.05)))
     monkeypatch.setattr(lines, "RETRY_S", 0.02)
@@ -35,7 +35,7 @@ def disk(tmp_path, monkeypatch):
 
 
 def lose_rank_0(life: Life) -> None:
-    """The records are those of a killed process; this rank follows it, and begins its own."""
+    """Act as if rank 0 was killed: this rank follows it, and begins other records."""
     records, life.recorder = life.recorder, None
     for it in (records.log, records.ledger):
         it._lines.clear(), it._unsynced.clear()
@@ -50,7 +50,7 @@ def lose_rank_0(life: Life) -> None:
 
 
 def at_step(monkeypatch, **what):
-    """Before these steps (`step_3=`) call these functions with the life."""
+    """Call these functions with the life, before these steps (`step_3=`)."""
     agree, plan = Life.agree, {int(name.removeprefix("step_")): it for name, it in what.items()}
 
     def agreed(life, batch):
@@ -63,8 +63,8 @@ def at_step(monkeypatch, **what):
 
 
 def test_rank_0_lost_again_and_again_in_one_outage_leaves_no_gap(run, disk, tmp_path, monkeypatch):
-    """Twice while the disk is full, once when it works: the log has every step, and the ledger how
-    all records begin and end, as each rank keeps that until it is on the disk."""
+    """Twice while the disk is full, once while it works: the log has every step, and the ledger has
+    the begin and end of all records, because each rank keeps them until they are on disk."""
 
     def full(life):
         disk.turn("ENOSPC")
@@ -92,7 +92,7 @@ def test_rank_0_lost_again_and_again_in_one_outage_leaves_no_gap(run, disk, tmp_
 
 
 def test_a_volume_that_fails_for_long_ends_no_new_rank_0(run, disk, tmp_path, monkeypatch):
-    """It has the records as soon as the volume is back; the steps go on meanwhile."""
+    """It has the records as soon as the volume works again; the steps continue meanwhile."""
     monkeypatch.setattr(files, "RETRY_S", (0.01,))
     begin, failed = Recorder.begin, []
 
@@ -121,10 +121,10 @@ def test_a_volume_that_fails_for_long_ends_no_new_rank_0(run, disk, tmp_path, mo
 
 
 @pytest.mark.parametrize("harm", ["gone", "in the lease's place"])
-def test_no_state_of_the_run_directory_ends_a_new_rank_0(
+def test_no_state_of_the_run_directory_stops_a_new_rank_0(
     run, disk, tmp_path, monkeypatch, caplog, harm
 ):
-    """It would end all ranks, one after the other. A directory that is gone is made anew."""
+    """It would end all ranks, one after the other. A missing directory is created again."""
     monkeypatch.setattr(takeover, "_RETRY_S", 0.05)
     lease = tmp_path / "run/lease.json"
 
@@ -137,21 +137,21 @@ def test_no_state_of_the_run_directory_ends_a_new_rank_0(
 
     def mend(life):
         if harm != "gone":
-            until(lambda: "cannot take the records over yet" in caplog.text, "a word")
+            until(lambda: "cannot take over the records yet" in caplog.text, "a word")
             lease.rmdir()
             life.worlds.takeover.join()
 
     plan = at_step(monkeypatch, step_3=lose, step_6=mend)
     assert run("--steps", "9") == 0 and not plan
-    anew = "is gone: it is made anew" in caplog.text
+    anew = "is missing: it is created again" in caplog.text
     steps = [line["step"] for line in history(tmp_path / "run")]
     assert anew == (harm == "gone") and steps == list(range(1, 10))  # memory has kept them
     starts = [it for it in read_ledger(tmp_path / "run") if it["event"] == "start"]
     assert starts[-1]["source"] == "memory"
 
 
-def test_books_of_which_nobody_heard_get_their_end(run, disk, tmp_path, monkeypatch):
-    """A new rank 0 is lost behind its `start`: the next one says of it who it was."""
+def test_records_that_no_rank_knows_get_their_end(run, disk, tmp_path, monkeypatch):
+    """A new rank 0 is lost after its `start`: the next one records its end, with its name."""
 
     def unheard(life):
         generation = life.generation
@@ -171,10 +171,10 @@ def test_books_of_which_nobody_heard_get_their_end(run, disk, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("how", ["tie", "minority"])
-def test_a_lease_is_asked_for_while_the_books_are_taken_over(run, disk, monkeypatch, how):
-    """In a tie the lease that it takes is the answer; a minority gives the records up first.
+def test_a_lease_is_requested_during_a_takeover(run, disk, monkeypatch, how):
+    """In a tie the takeover's lease is the answer; a minority gives up the records first.
 
-    Books that are given up let the port of /metrics go.
+    Records that are given up free the port of /metrics.
     """
     closed = []
     monkeypatch.setattr(scrapes.Scrapes, "close", lambda it: closed.append(it))
@@ -191,7 +191,7 @@ def test_a_lease_is_asked_for_while_the_books_are_taken_over(run, disk, monkeypa
         if how == "tie":
             assert lease is takeover.lease and life.worlds.takeover is takeover
             return takeover.join()
-        # as nobody else takes it, in the time after which it has expired
+        # no other process takes it within its expiry
         assert lease is None and life.worlds.takeover is None and takeover.lease._over.is_set()
         assert len(closed) == 1
         takeover.lease.release()
@@ -203,8 +203,8 @@ def test_a_lease_is_asked_for_while_the_books_are_taken_over(run, disk, monkeypa
     assert run("--steps", "8", "--metrics-port", str(free_port())) == 0
 
 
-def test_what_is_left_out_while_the_books_are_taken_over_is_in_them(run, tmp_path, monkeypatch):
-    """A life that begins at an older checkpoint would read it, and get other rows."""
+def test_a_quarantine_during_a_takeover_is_recorded(run, tmp_path, monkeypatch):
+    """Without the record a life from an older checkpoint would get other rows."""
     next_batch = Life.next_batch
 
     def batch(life):
@@ -220,8 +220,8 @@ def test_what_is_left_out_while_the_books_are_taken_over_is_in_them(run, tmp_pat
     assert (found["generation"], found["step"], found["row_groups"]) == (2, 3, [0])
 
 
-def test_a_rank_0_that_stood_does_not_begin_the_books_of_another(run, tmp_path, monkeypatch):
-    """It had read which generation is next, and another has taken lease and generation since."""
+def test_a_stopped_rank_0_does_not_begin_the_records_of_another(run, tmp_path, monkeypatch):
+    """It had chosen the next generation, and another has taken lease and generation since."""
     agree, origin = Life.agree, Takeover._origin
 
     def agreed(life, batch):
@@ -243,7 +243,7 @@ def test_a_rank_0_that_stood_does_not_begin_the_books_of_another(run, tmp_path, 
 
 
 def test_an_evaluation_that_another_world_brings_is_logged(run, tmp_path, monkeypatch):
-    """This rank was cut off in it, after it had logged the step; another was not."""
+    """This rank was interrupted in it, after it had logged the step; another was not."""
     next_batch = Life.next_batch
 
     def batch(life):
@@ -257,9 +257,9 @@ def test_an_evaluation_that_another_world_brings_is_logged(run, tmp_path, monkey
     assert [it.get("val_loss") for it in history(tmp_path / "run", 3, 3)] == [1.5]
 
 
-def test_who_has_taken_the_lease_for_a_view_that_came_to_nothing_does_not_wait_for_itself(tmp_path):
-    """It renews that lease: as the proof for the next view it would wait for ever. A minority lets
-    it go."""
+def test_a_lease_taken_for_a_view_that_was_not_formed_is_no_obstacle_to_its_holder(tmp_path):
+    """Its holder still renews it, so a second claim would wait for ever: the next proof reuses it.
+    A minority releases it."""
     world = SimpleNamespace(job="job", life="life")
     it = object.__new__(Worlds)
     it._life = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""What a tracker is sent: the steps that are settled, once. `make test-track` has the real ones."""
+"""A tracker gets the settled steps, once. `make test-track` has the real trackers."""
 
 import os
 from contextlib import contextmanager
@@ -16,13 +16,13 @@ from gptddp.track import feed, trackers
 
 
 def at_once(within_s):
-    """It is over: `gptddp track` without --follow."""
+    """`gptddp track` without --follow, until its end."""
     return True
 
 
 @pytest.fixture
 def shown(monkeypatch):
-    """What a tracker of our own has: by id, the name and the steps."""
+    """The content of a fake tracker: by id, the name and the steps."""
     found = {}
 
     @contextmanager
@@ -34,8 +34,8 @@ def shown(monkeypatch):
     return found
 
 
-def test_what_a_checkpoint_has_is_sent_once(run, tmp_path, shown):
-    """Without its last step, which may lack its evaluation, until the run is finished."""
+def test_the_steps_of_a_checkpoint_are_sent_once(run, tmp_path, shown):
+    """Until the run is finished, its last step is held back: it may lack its evaluation."""
     folder = tmp_path / "run"
     assert run("--steps", "6", "--eval-every", "4") == 0
     ledger = folder / "ledger.jsonl"
@@ -53,8 +53,8 @@ def test_what_a_checkpoint_has_is_sent_once(run, tmp_path, shown):
     assert "val_loss" in rows[3][2] and "val_loss" in rows[5][2]
 
 
-def test_a_run_that_has_gone_back_is_another_one_there(run, tmp_path, shown):
-    """With all of its steps; what was sent before stays as it was."""
+def test_a_run_that_went_back_is_another_run_in_the_tracker(run, tmp_path, shown):
+    """The new run has all its steps; earlier data stays as it was."""
     folder = tmp_path / "run"
     for flags in (("--steps", "4"), ("--steps", "8"), ("--steps", "6", "--from-step", "4")):
         assert run(*flags, "--keep", "9") == 0
@@ -66,7 +66,7 @@ def test_a_run_that_has_gone_back_is_another_one_there(run, tmp_path, shown):
 
 
 def test_one_process_tracks_at_a_time(run, tmp_path, shown):
-    """Another one waits, and is refused when it is over; nothing is sent twice."""
+    """Another one waits, and is refused without --follow; nothing is sent twice."""
     assert run("--steps", "2") == 0
     held = lock(tmp_path / "run" / "track.wandb.lock")
     with pytest.raises(ConfigError, match="another process tracks"):
@@ -76,8 +76,8 @@ def test_one_process_tracks_at_a_time(run, tmp_path, shown):
     assert feed.track(tmp_path / "run", "wandb", at_once) == 2
 
 
-def test_a_tracker_that_is_away_is_tried_again(run, tmp_path, shown, monkeypatch, capsys):
-    """It is told, and an error only when it is over; then what it lacks is sent."""
+def test_an_unreachable_tracker_is_retried(run, tmp_path, shown, monkeypatch, capsys):
+    """The failure is reported, and is an error only at the end; then the missing steps are sent."""
     assert run("--steps", "2") == 0
     opened, waits = feed.TRACKERS["wandb"], []
 
@@ -100,7 +100,7 @@ def test_a_tracker_that_is_away_is_tried_again(run, tmp_path, shown, monkeypatch
 
 @pytest.mark.parametrize("folder", [False, True], ids=["absent", "a folder of that name"])
 def test_without_its_package_nothing_starts(run, tmp_path, monkeypatch, capsys, folder):
-    """Exit code 2 and one line with the fix, from `train`, `track` and `submit --local`."""
+    """`train`, `track` and `submit --local` give exit code 2 and one line with the fix."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(trackers.TRACKERS, "tracker_of_ours", feed.TRACKERS["wandb"])
     with pytest.raises(ConfigError, match="pip install 'gptddp.tracker_of_ours.'"):

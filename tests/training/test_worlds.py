@@ -1,4 +1,4 @@
-"""What the ranks of a new world compare, who stops, and where the seconds of two worlds went."""
+"""Ranks of a new world: their comparison, stops, and the seconds of two worlds."""
 
 import json
 import math
@@ -22,7 +22,7 @@ LAYOUT = 7
 
 
 class Group:
-    """A world of which this is rank 0, and whose other ranks say `others`."""
+    """A world with this process as rank 0, and `others` from the other ranks."""
 
     rank, names, is_static, members, view = 0, ["rank 0", "rank 1", "rank 2"], False, None, None
     device = torch.device("cpu")
@@ -49,7 +49,7 @@ def rank_at(
     generation: int = 1,
     known: Any = None,
 ) -> Any:
-    """What another rank says of itself."""
+    """The contribution of another rank."""
     return [step, bad], chain, layout, generation, False, "m", known or {}
 
 
@@ -70,7 +70,7 @@ def test_the_state_of_the_highest_step_counts_and_goes_to_the_others():
 
 
 def test_nothing_is_sent_where_all_have_it():
-    """But one was cut off in the evaluation that another has come through."""
+    """One rank was interrupted in an evaluation that another has completed."""
     world = Group(rank_at(5), rank_at(5, known={"val_loss": 1.5}))
     life = life_in(world)
     assert compare(life, LAYOUT, records=False) == (0, True)
@@ -79,7 +79,7 @@ def test_nothing_is_sent_where_all_have_it():
     assert life.live.lines == [life.line], "a new rank 0 would log it without"
 
 
-def test_of_the_same_step_who_knows_more_rows_to_be_bad_has_the_state():
+def test_at_the_same_step_the_rank_with_more_quarantined_rows_has_the_state():
     world = Group(rank_at(5, bad=0))
     assert compare(life_in(world), LAYOUT, records=True) == (0, False)
     assert world.given == [(0, 1)]
@@ -112,7 +112,7 @@ def worlds_of(size: int, asked: bool = False, waited_s: float = 0.0, static: boo
     return Worlds(life, None), life, left
 
 
-def test_a_rank_that_is_told_to_stop_waits_whether_all_are():
+def test_a_rank_that_is_asked_to_stop_waits_for_a_stop_of_all():
     worlds, life, left = worlds_of(4, asked=True, waited_s=0.5)
     asked, late = worlds.stops()
     assert asked and not late
@@ -120,9 +120,9 @@ def test_a_rank_that_is_told_to_stop_waits_whether_all_are():
     assert not life.cause and not worlds.ends and not left
 
 
-def test_then_it_leaves_and_the_others_go_on():
+def test_then_it_leaves_and_the_others_continue():
     worlds, _, left = worlds_of(4, asked=True, waited_s=5.0)
-    with pytest.raises(Stopped, match="the others go on"):
+    with pytest.raises(Stopped, match="the others continue"):
         worlds.agreed(1, 1, worlds.stops()[0], news=0)
     assert left == ["told to stop"]
     worlds, life, left = worlds_of(4)
@@ -130,17 +130,17 @@ def test_then_it_leaves_and_the_others_go_on():
     assert worlds.ends and not life.cause and not left
 
 
-def test_a_rank_that_is_told_to_stop_does_not_wait_for_a_view_for_ever():
-    """But for as long as a tie takes."""
+def test_a_rank_that_is_asked_to_stop_does_not_wait_for_a_view_for_ever():
+    """It waits as long as a tie may take."""
     worlds, life, left = worlds_of(4, asked=True, waited_s=21.0)
     life.world.members.next_view = lambda after, limit_s: None
-    with pytest.raises(Stopped, match="while it waited for the others"):
+    with pytest.raises(Stopped, match="while waiting for the others"):
         worlds._newest()
     assert left == ["told to stop"]
 
 
 def test_too_small_a_world_saves_until_it_has_saved():
-    """At once, and every few seconds as long as the disk fails; then no more."""
+    """It saves at once, and every few seconds while the disk fails; then no more."""
     worlds, life, _ = worlds_of(2)
     life.world.members.least, within, tries = 3, list[float](), list[int]()
 
@@ -163,15 +163,15 @@ def test_too_small_a_world_saves_until_it_has_saved():
 @pytest.mark.parametrize(
     ("nodes", "size", "most", "alone"), [(1, 2, 8, True), (2, 2, 8, False), (1, 4, 4, False)]
 )
-def test_a_pod_that_alone_has_the_state_saves_it_soon(nodes, size, most, alone):
-    """Whether it has one worker or several; not where the job has no other pod."""
+def test_the_only_pod_with_the_state_saves_it_soon(nodes, size, most, alone):
+    """With one worker or several; not if the job has no other pod."""
     worlds, life, _ = worlds_of(size)
     life.world.nodes, life.world.members.most = nodes, most
     assert worlds.save_within_s == (ALONE_S if alone else math.inf)
 
 
-def test_a_hang_is_counted_as_the_trainers_own_error(monkeypatch, tmp_path):
-    """A lost peer is not."""
+def test_a_hang_is_counted_as_an_error_of_the_trainer(monkeypatch, tmp_path):
+    """A lost peer does not count."""
     counted: list[Any] = []
     monkeypatch.setattr(crash_loop, "final", lambda error, *_, **about: counted.append(error))
     life: Any = SimpleNamespace(generation=1, world=SimpleNamespace(rank=0), step=4)
@@ -182,29 +182,29 @@ def test_a_hang_is_counted_as_the_trainers_own_error(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("static", "asked"), [(False, 4), (True, 1)])
-def test_where_all_are_told_or_the_world_is_static_the_life_stops(static, asked):
+def test_if_all_are_asked_or_the_world_is_static_the_life_stops(static, asked):
     worlds, life, _ = worlds_of(4, static=static)
     worlds.agreed(asked, 0, mine=False, news=1)
     assert life.cause == "stopped" and not worlds.ends
 
 
 def test_the_rank_seconds_of_two_worlds_add_up():
-    """10 s of two ranks, 1 s until the loss is noticed, 2 s until one rank goes on for 5 s."""
+    """10 s of two ranks, 1 s until the loss is noticed, 2 s until one rank continues for 5 s."""
     owners = Owners()
     start = {"event": "start", "generation": 1, "time": 100.0, "world_size": 2, "step": 0}
     owners.add({**start, "redo": 7})
     moved = {"event": "world", "generation": 1, "time": 113.0, "at": 111.0, "world_size": 1}
     moved |= {"step": 9, "since_s": 1.0, "phases": {"step": [10.0, 9.0], "wait": [0.0, 1.0]}}
     owners.add(moved)
-    owners.add(moved)  # as it may be in the ledger twice
+    owners.add(moved)  # the ledger may have it twice
     owners.add({"event": "checkpoint", "generation": 1, "phases": {"step": [5.0]}, "time": 118.0})
     found = {name: it for name, it in owners.so_far().items() if it}
     assert found == {"training": 24.0, "waiting": 1.0, "detection": 2.0, "recovery": 2.0}
     assert owners.redo_until == 9
 
 
-def test_a_rank_that_is_lost_behind_the_stop_does_not_undo_it():
-    """What comes after it was asked for: nobody forms a world for an hour."""
+def test_a_rank_that_is_lost_after_the_stop_does_not_undo_it():
+    """The hour after the stop counts as stopped, and not as time without a world."""
     owners = Owners()
     start = {"event": "start", "generation": 1, "time": 100.0, "world_size": 2, "step": 0}
     stop = {"event": "stop", "generation": 1, "time": 110.0, "phases": {"step": [10.0, 10.0]}}
@@ -217,8 +217,8 @@ def test_a_rank_that_is_lost_behind_the_stop_does_not_undo_it():
 
 
 @pytest.mark.parametrize("restored", [False, True])
-def test_no_end_is_recorded_of_a_life_whose_start_is_not(restored):
-    """A ledger that began with it would end the job for good."""
+def test_no_end_is_recorded_for_a_life_without_a_recorded_start(restored):
+    """A ledger that began with an end would end the job for good."""
     events: list[str] = []
     ledger = SimpleNamespace(emit=lambda name, **about: events.append(name))
     recorder = SimpleNamespace(events=ledger, close=lambda: None)
