@@ -70,7 +70,7 @@ FORGED = {
     "chain_fp that is a number": (in_events("checkpoint", chain_fp=5), "chain_fp"),
     "what a start redoes": (
         in_events("start", which=FIRST, redo=5),
-        "the start of life 1 is not as it was written",
+        "the start of life 1 does not match its hash",
     ),
     "step of a save that is none": (
         in_events("checkpoint", which=FIRST, step="x"),
@@ -82,7 +82,7 @@ FORGED = {
         in_events("checkpoint", which=FIRST),
         "lacks the checkpoint event of step-000000000001.1, but has later events",
     ),
-    "step of the marker": (in_json(FINISHED, step=7), "finished.json has step 7, and the run 8"),
+    "step of the marker": (in_json(FINISHED, step=7), "finished.json has step 7, but the ledger 8"),
     "tokens of the last stop": (in_events("stop", tokens=3, results=[1]), "tokens is 3 in ledger"),
     "what has come out of it": (
         in_events("stop", which=SAVES, results={"val_bpb": 0.5}),
@@ -96,12 +96,12 @@ FORGED = {
     "life of the marker": (in_json(FINISHED, generation=[7]), "has no stop of it"),
     "the run's last stop": (in_events("stop", which=SAVES), "ledger.jsonl has no stop of it"),
     "a torn marker": (torn(FINISHED), "finished.json is not valid JSON"),
-    "rate of the copy": (in_json(CONFIG, lr=0.5), "config.json has lr 0.5, and the run"),
+    "rate of the copy": (in_json(CONFIG, lr=0.5), "config.json has lr 0.5, but the ledger"),
     "run of the copy": (in_json(CONFIG, run_id="other"), "config.json has run_id 'other'"),
     "life of the copy": (in_json(CONFIG, generation="x"), "config.json is of life 'x'"),
-    "no configuration in the copy": (in_json(CONFIG, config=[]), "is not as a life writes"),
+    "no configuration in the copy": (in_json(CONFIG, config=[]), "is not a JSON object"),
     "a torn copy": (torn(CONFIG), "config.json is not valid JSON"),
-    "hash of the data": (in_json(DATASET, sha256="x"), "dataset.json has sha256 'x', and"),
+    "hash of the data": (in_json(DATASET, sha256="x"), "dataset.json has sha256 'x', but"),
     "a folder in the place of a copy": (a_folder(CONFIG), "config.json"),
 }
 

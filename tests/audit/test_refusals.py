@@ -81,7 +81,7 @@ def test_a_ledger_that_lacks_a_life(forged):
     """What it was computed on is not known; nor is that another machine."""
     edit_events(forged, "start", which=slice(1, None))
     code, text = audit(forged)
-    assert code == 2 and "ledger.jsonl does not say what life 2 was computed with" in text
+    assert code == 2 and "ledger.jsonl has no configuration for life 2" in text
 
 
 def test_a_rank_of_another_kind_that_has_come_later(forged):

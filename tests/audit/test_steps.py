@@ -241,7 +241,7 @@ def test_where_it_cannot_be_told_the_reason_is_said(forged, corpus, tmp_path, mo
     monkeypatch.setattr(hardware, "machine", lambda _: "another kind")
     monkeypatch.setattr("gptddp.audit.machine", lambda _: "another kind")
     code, text = audit(forged)
-    assert code == 2 and "another kind" in text and "on a machine of that kind" in text
+    assert code == 2 and "another kind" in text and "on a machine of the first kind" in text
 
 
 def test_an_audit_writes_nothing(honest):
@@ -286,4 +286,4 @@ def test_steps_that_the_run_has_left_are_named_and_not_counted(corpus, tmp_path)
     killed(run)
     code, said = audit(run, "--whole")
     assert code == 0 and "same bits: steps 1 to 4 of 4 (100%)" in said
-    assert "not counted: the log's steps from 5 on: the run has left them" in said
+    assert "not counted: the log's steps from 5 on: the run discarded them" in said

@@ -239,7 +239,7 @@ def test_a_copy_that_the_disk_does_not_take_ends_nothing(life, monkeypatch, capl
 
     monkeypatch.setattr(copies, "write_json_atomic", full)
     assert life(**BEGUN) == 0
-    assert caplog.text.count("config.json is not what the run has now") == 1
+    assert caplog.text.count("config.json is out of date") == 1
     assert caplog.text.count("finished.json': free space") == 1
 
 

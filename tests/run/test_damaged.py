@@ -130,7 +130,7 @@ LEFT_OUT = {
     '"event": "quarantine", "step": -1, "row_groups": [0]': "step is -1: it must be a number",
     '"event": "checkpoint", "write_s": "x"': "a 'checkpoint' of generation 1 at byte ",
     '"event": "checkpoint", "write_s": 1' + "0" * 400: "int too large",
-    '"event": "start", "generation": 1' + "0" * 300: " that is torn, or no event",
+    '"event": "start", "generation": 1' + "0" * 300: " that is torn or not an event",
 }
 
 

@@ -210,7 +210,7 @@ def test_a_hanging_disk_holds_up_nobody(tmp_path, monkeypatch):
         log.append({"step": step})
     log.close(0.1)
     assert not ledger.settle(0.1) and list(history(tmp_path)) == []
-    assert "has taken nothing" in log.trouble(0.05) and log.trouble(60) is None
+    assert "the disk has hung" in log.trouble(0.05) and log.trouble(60) is None
     opened.set()
     log.sync()
     assert len(list(history(tmp_path))) == 100 and len(read_ledger(tmp_path)) == 1

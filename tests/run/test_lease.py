@@ -105,7 +105,7 @@ def test_of_several_that_wait_one_takes_over(tmp_path, holder):
     process = processes[words.index("held")]
     for text in words:
         if text != "held":
-            assert f"run {tmp_path} is in use by a training on host" in text
+            assert f"run {tmp_path} is in use by a job without a name on host" in text
             assert f"(process {process.pid})" in text and "--run-dir" in text
     err = process.communicate("")[1]
     waits = f"waiting {EXPIRY_S:.0f} s to see whether job old at host:1 on host"

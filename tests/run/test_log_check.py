@@ -104,7 +104,7 @@ DAMAGE = {
         lambda run: (run / "log.3.jsonl").write_text(
             lines(range(21, 31)) + f'{{"step": {10**30}}}\n{{"step": -7}}'
         ),
-        "generation 3 has a line of step -7; generation 3 has a line of step 10000000",
+        "generation 3 has a line of invalid step -7; generation 3 has a line of invalid step 1000",
     ),
     "torn": (
         lambda run: (run / "log.3.jsonl").write_text(lines(range(21, 31)).replace("}", "", 1)),
@@ -121,7 +121,7 @@ def test_what_is_missing_or_foreign_is_named(run, damage):
     do(run)
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     assert re.search(wanted, said(run)), said(run)
-    assert f"the log of run {run} is not whole" in said(run)
+    assert f"the log of run {run} is incomplete" in said(run)
     if damage != "no step":  # which has no fingerprints to compare
         assert re.search(wanted, said(run, "fingerprints"))
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
