@@ -64,7 +64,7 @@ def test_a_manifest_that_cannot_be_used_is_passed_over_by_name(tmp_path, caplog)
         caplog.clear()
         assert load_newest(tmp_path, run_id="mine", set_aside=False).step == 1, (where, wrong)
         field = "weights" if "weights" in where else where.split(".")[-1]
-        named = {"run_id": "it is of run", "generation": "belongs to", "step": "belongs to"}
+        named = {"run_id": "it belongs to run", "generation": "belongs to", "step": "belongs to"}
         named = named.get(field, field)
         assert named in caplog.text or field in caplog.text, (where, wrong)
         if "weights" not in where:  # of which only torch knows

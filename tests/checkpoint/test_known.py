@@ -57,7 +57,7 @@ BOOKS = {
     move_away: "step-000000000006.3",
     empty: "step-000000000006.3",
     lose_the_ledger_too: "dataset.json, finished.json of a run (6 steps logged)",
-    lose_the_end_of_the_ledger_too: "life 3, whose checkpoints ledger.jsonl does not know",
+    lose_the_end_of_the_ledger_too: "life 3, whose checkpoints ledger.jsonl lacks",
 }
 
 
@@ -140,7 +140,7 @@ def test_an_older_state_goes_on_with_a_word(run, root, caplog):
     """Where the newest commit is missing, its name and where the run goes on from are told."""
     shutil.rmtree(root / "step-000000000006.3")
     lose_a_peer(run, "--steps", "20")
-    lacks, goes_on = "lacks step-000000000006.3", "which the run has had: it goes on from"
+    lacks, goes_on = "lacks step-000000000006.3", "which the ledger has: the run resumes from"
     assert f"{lacks}, {goes_on} step-000000000004.2, step 4" in caplog.text
 
 

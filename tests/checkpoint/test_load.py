@@ -205,7 +205,7 @@ def test_refused_ones_stay(tmp_path, caplog):
     save(tmp_path, 1, meta=meta(1), run_id="a")
     other = save(tmp_path, 2, meta=meta(2), run_id="b")
     assert loaded_step(tmp_path, run_id="a") == 1
-    assert "it is of run 'b', and this is run 'a'" in caplog.text and other.exists()
+    assert "it belongs to run 'b', and this is run 'a'" in caplog.text and other.exists()
     with pytest.raises(CheckpointError, match="this is run 'c'"):
         load_newest(tmp_path, run_id="c")
 

@@ -64,7 +64,7 @@ def test_a_newer_one_of_another_run_is_passed_over(run, mine, others, caplog):
     ]
     caplog.clear()
     assert run("--steps", "4") == 0
-    assert f"checkpoint skipped: {OTHERS}: it is of run" in caplog.text
+    assert f"checkpoint skipped: {OTHERS}: it belongs to run" in caplog.text
     assert "in its own --run-dir" in caplog.text
     assert sources(mine) == ["scratch", MINE]
     assert store.names(mine) == ["step-000000000004.2", OTHERS, MINE]
@@ -78,10 +78,10 @@ def test_a_run_that_has_only_those_of_another_does_not_begin_anew(run, mine, oth
     for flags in ((), ("--from-scratch",)):
         assert run("--steps", "4", *flags) == 4
         err = capsys.readouterr().err
-        assert f"{OTHERS}: it is of run" in err and "put this run's own checkpoints back" in err
+        assert f"{OTHERS}: it belongs to run" in err and "put this run's own checkpoints" in err
     for command in (("checkpoints",), ("sample",), ("checkpoints", "--export", mine / "out")):
         code, said = gptddp(command[0], mine, *command[1:])
-        assert code == 4 and "it is of run" in said
+        assert code == 4 and "it belongs to run" in said
     assert store.names(mine) == [OTHERS] and sources(mine) == ["scratch"]
     shutil.move(mine / "kept" / MINE, mine / "checkpoints")
     assert run("--steps", "4") == 0 and sources(mine)[-1] == MINE
@@ -93,7 +93,7 @@ def test_the_newest_commit_in_whose_place_another_lies_is_missed(run, mine, othe
     path = mine / "checkpoints/step-000000000004.2"
     rewrite(path, run_id="another")
     assert run("--steps", "5") == 0
-    assert f"lacks {path.name}, which the run has had" in caplog.text and path.exists()
+    assert f"lacks {path.name}, which the ledger has" in caplog.text and path.exists()
     assert sources(mine)[-1] == MINE
 
 

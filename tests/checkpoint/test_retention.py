@@ -67,7 +67,7 @@ def test_the_last_good_one_stays(tmp_path, caplog, keep, when):
         flip(save(tmp_path, step, keep=keep_meanwhile) / store.name_of(step, 1))
     retention.prune(tmp_path, keep)
     assert (root / store.name_of(1, 1)).exists()
-    assert "is damaged, and older ones stay: shard-0-of-1.bin: bytes 0 to 400" in caplog.text
+    assert "is damaged, older ones are kept: shard-0-of-1.bin: bytes 0 to 400" in caplog.text
     for step in (5, 6, 7):
         flip(save(tmp_path, step, keep=keep) / store.name_of(step, 1))
     assert load_newest(tmp_path).step == 1
@@ -103,7 +103,7 @@ def test_a_disk_that_writes_something_else_is_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "write", lying)
     saved = Writer(tmp_path, 1, keep=1).save(2, {"x": torch.full((100,), 2.0)}, {})
-    assert "what was written is not what is read back (shard-0-of-1.bin: bytes" in saved.error
+    assert "the bytes read back are not those written (shard-0-of-1.bin: bytes" in saved.error
     assert steps(tmp_path) == [(1, 1)] and os.listdir(tmp_path / "checkpoints/.tmp") == []
     monkeypatch.undo()
     save(tmp_path, 3, keep=1)

@@ -162,7 +162,7 @@ def test_rank_0_says_whether_it_is_committed(tmp_path, capfd):
     assert Writer(tmp_path, 1, run_id="other").submit(1, state(1), {})
     until(lambda: store.names(tmp_path))
     assert save(writer, 1).error is None
-    assert "is another run's: it is set aside" in capfd.readouterr().err
+    assert "belongs to another run: it is set aside" in capfd.readouterr().err
 
 
 def test_tensors_of_any_kind(tmp_path):

@@ -68,7 +68,7 @@ def test_a_hanging_volume_is_told_and_holds_up_nothing(tmp_path):
     gate = Gate()
     writer = Writer(tmp_path, 1, before_commit=gate)
     assert writer.submit(1, state(1), {}) and not writer.wait(0.05)
-    assert writer.trouble(60) is None and "in the writing for" in writer.trouble(0.01)
+    assert writer.trouble(60) is None and "a checkpoint has run for" in writer.trouble(0.01)
     gate.open.set()
     assert writer.save(2, state(2), {}).error is None and writer.trouble(0) is None
     assert loaded_step(tmp_path) == 2

@@ -180,11 +180,11 @@ def test_a_finished_run_with_another_setting_is_refused(life, tmp_path, capsys):
     run = tmp_path / "run"
     assert life(**BEGUN) == 0
     before = contents(run)
-    wanted = "no step is left for lr: 0.002 -> 0.01: all 3 steps are done: a larger --steps goes on"
-    for more, said in (({}, wanted), ({"steps": 2}, "but 3 steps are done, and none is undone")):
+    wanted = "no step remains for lr: 0.002 -> 0.01: all 3 steps are done: to continue, give a larg"
+    for more, said in (({}, wanted), ({"steps": 2}, "but 3 steps are already done: the run is")):
         assert life(lr=0.01, **more) == 2
         assert said in (error := capsys.readouterr().err) and "another --run-dir" in error
-        with pytest.raises(ConfigError, match="no step is left for"):
+        with pytest.raises(ConfigError, match="no step remains for"):
             run_state.why_finished(Config(run_dir=str(run), lr=0.01, **more))
     assert contents(run) == before
     assert life(lr=0.01, steps=4) == 0 and saved(run)["lr"] == 0.01

@@ -96,7 +96,7 @@ def test_a_ledger_of_another_run_is_refused(run_dir, begun, goes_on, capsys):
     whole = (run_dir / "ledger.jsonl").read_bytes()
     shutil.copy(begun / "other/ledger.jsonl", run_dir / "ledger.jsonl")
     assert goes_on("--seed", "2") == 4
-    assert "it is of run" in capsys.readouterr().err and not (run_dir / "log.2.jsonl").exists()
+    assert "it belongs to run" in capsys.readouterr().err and not (run_dir / "log.2.jsonl").exists()
     (run_dir / "ledger.jsonl").write_bytes(whole)
     assert goes_on() == 0 and config(run_dir)["lr"] == 0.1
 
@@ -226,7 +226,7 @@ def test_a_run_that_says_no_configuration_is_refused(run_dir, goes_on, capsys):
         manifest = {k: v for k, v in store.unsealed(path).items() if k not in new}
         (path / store.MANIFEST).write_bytes(store._seal(manifest))
     assert goes_on() == 4 and "none is valid" in capsys.readouterr().err
-    wanted = f"{run_dir}: no ledger.jsonl and no checkpoint says the configuration of the run"
+    wanted = f"{run_dir}: neither ledger.jsonl nor a checkpoint has the configuration of the run"
     for command in (["sample"], ["checkpoints", "--export", str(run_dir / "out")]):
         done = CliRunner().invoke(cli, [command[0], str(run_dir), *command[1:]])
         assert done.exit_code == 2 and wanted in done.stderr

@@ -144,10 +144,10 @@ def test_a_tracker_that_is_away_changes_nothing_and_is_caught_up(
     flags += ["--checkpoint-every", "0.5", "--eval-every", "1000000", "--steps", "300"]
     process = fork(SLOWLY, *flags, env=dict(os.environ))
     assert process.wait(180) == 0, process.stderr.read()
-    assert process.stderr.read().count(f"{tracker} is away (") <= 2
+    assert process.stderr.read().count(f"{tracker} is unavailable (") <= 2
     check_same_lines(list(history(run)), undisturbed(tmp_path / "alone", corpus, 1, 300))
     code, said = by_hand(tracker, run)
-    assert code == 1 and said.startswith(f"Error: {tracker} is away ("), said
+    assert code == 1 and said.startswith(f"Error: {tracker} is unavailable ("), said
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("TRACKIO_SERVER_URL")
     if tracker == "trackio":
