@@ -97,15 +97,15 @@ def why_ended(c: Config, cause: str, step: int) -> str:
     A budget that is smaller than what the run has used undoes no step.
     """
     if cause == "max_time":
-        return f"max_time of {c.max_time:g} s is used up: to continue, give a larger --max-time"
+        return f"max_time of {c.max_time:g} s is used up; to continue, give a larger --max-time"
     if cause == "max_tokens":
-        return f"max_tokens of {c.max_tokens} is used up: to continue, give a larger --max-tokens"
+        return f"max_tokens of {c.max_tokens} is used up; to continue, give a larger --max-tokens"
     if c.steps < step:
         return (
-            f"steps is {c.steps}, but {step} steps are already done: the run is finished. To "
-            f"continue, give --steps above {step}"
+            f"steps is {c.steps}, but {step} steps are already done; to continue, give --steps "
+            f"above {step}"
         )
-    return f"all {c.steps} steps are done: to continue, give a larger --steps"
+    return f"all {c.steps} steps are done; to continue, give a larger --steps"
 
 
 # -- for the launcher, which leaves all refusals to the trainer ------------------------------------

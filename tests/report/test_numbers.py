@@ -34,7 +34,7 @@ def test_a_restart_is_marked_with_what_the_ledger_says_of_it(killed, page):
         assert end["cause"] in text
         assert duration(begun[1]["time"] - end["at"]) in text
         assert f"reload {duration(begun[1]['seconds'])}" in text
-        assert f"{begun[1]['redo']} steps again" in text
+        assert f"{begun[1]['redo']} steps done again" in text
         at = [it["x"]["steps"] for it in figure["traces"] if it.get("mark") == "restart"]
         assert at == [[begun[1]["step"]]]
 
@@ -83,7 +83,7 @@ def test_a_rank_that_is_lost_within_a_life_is_no_restart(tmp_path):
     drawn = sum((it.seconds.sum(1) for it in strip.stretches(run)), np.zeros(len(OWNERS)))
     assert dict(zip(OWNERS, drawn, strict=True)) == pytest.approx(owned(path), rel=0.01, abs=0.02)
     assert {it.seconds.shape[1] for it in strip.stretches(run)} == {2, 3}
-    assert "Ranks were lost or came once, with a pause of 3.5 s." in page
+    assert "Ranks were lost or joined once, with a pause of 3.5 s." in page
     (text,) = marks(figures(page)["loss"], "event")
     assert text == "lost rank 2 (job-worker-1): it was killed; 2 ranks go on after 3.50 s"
     assert not marks(figures(page)["loss"], "restart")

@@ -26,7 +26,7 @@ def test_a_run_without_a_step_has_a_page(tmp_path, written):
     page = draw(tmp_path / "new", out=tmp_path / "report.html")
     assert "before its first step" in verdict(page) and "No step has been logged yet" in page
     assert not figures(page)
-    assert "a run records where its seconds went from its first step on" in page
+    assert "a run records this from its first step on" in page
     assert ["preset", "tiny"] in [row[:2] for row in table(page, "Environment")]
 
 
@@ -51,7 +51,7 @@ def test_a_hole_in_the_log_is_told(tmp_path, written):
     (written / "log.2.jsonl").write_text("".join(lines[:4] + lines[6:]))
     page = draw(written, out=tmp_path / "report.html")
     assert "it lacks steps 25 to 26" in Text(page).text
-    assert "not whole, see above" in page
+    assert "has errors, see above" in page
 
 
 @pytest.mark.parametrize("state", ["running", "stopped", "failed", "lost"])
@@ -111,7 +111,7 @@ def test_a_slow_rank_a_stall_and_a_spike_are_told(tmp_path, written):
     rows = dict(table(draw(written, out=tmp_path / "report.html"), "What else happened")[1:])
     assert rows["50"] == "rank 1 (w-1) is slow: 1.9 times the median"
     assert "after 7.5 s: rank 1 in next" in rows["55"]
-    assert rows["52"] == "loss is 9.5000, where 2.2500 is usual" and "53" in rows
+    assert rows["52"] == "loss is 9.5000, but usually 2.2500" and "53" in rows
 
 
 def test_nothing_of_a_run_becomes_a_part_of_the_page(tmp_path):
@@ -144,7 +144,7 @@ def test_a_file_that_is_no_page_is_not_replaced(tmp_path, written):
     before = (written / "ledger.jsonl").read_bytes()
     os.mkfifo(tmp_path / "pipe")
     for out in (written / "ledger.jsonl", tmp_path, tmp_path / "pipe"):
-        assert "is no page of gptddp report" in refused(written, "--out", out)
+        assert "is not a page of gptddp report" in refused(written, "--out", out)
     assert (written / "ledger.jsonl").read_bytes() == before
     for _ in range(2):
         assert "<h1>run</h1>" in draw(written, written / "../run", out=tmp_path / "new/report.html")

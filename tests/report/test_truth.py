@@ -23,7 +23,7 @@ def test_a_run_without_its_ledger_is_drawn_from_its_log(tmp_path, written):
     (written / "ledger.jsonl").unlink()
     page = draw(written, out=tmp_path / "report.html")
     assert len(points(figures(page)["loss"], "training")) == 60
-    assert "ledger.jsonl knows of no life" in said(page) and "from a backup" in said(page)
+    assert "ledger.jsonl has no life" in said(page) and "from a backup" in said(page)
 
 
 def test_a_log_without_its_end_does_not_undo_steps(tmp_path, written):
@@ -60,8 +60,8 @@ def test_pods_that_come_and_go_are_no_fault(tmp_path, written):
     assert "Faults interrupted it once, which took 8.5 s; no step was lost" in said(page)
     assert "pods joined or left once, which took 5.0 s" in said(page)
     ends = [row[5] for row in table(page, "Lives and restarts")[1:]]
-    assert ends[0] == "stopped by its launcher: pods came or went"
-    assert ends[1] == f"another rank was gone: {raw}"
+    assert ends[0] == "stopped by its launcher: pods joined or left"
+    assert ends[1] == f"another rank was lost: {raw}"
 
 
 def test_a_stop_is_not_called_a_world_that_forms(tmp_path):

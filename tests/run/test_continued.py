@@ -180,8 +180,8 @@ def test_a_finished_run_with_another_setting_is_refused(life, tmp_path, capsys):
     run = tmp_path / "run"
     assert life(**BEGUN) == 0
     before = contents(run)
-    wanted = "no step remains for lr: 0.002 -> 0.01: all 3 steps are done: to continue, give a larg"
-    for more, said in (({}, wanted), ({"steps": 2}, "but 3 steps are already done: the run is")):
+    wanted = "no step remains for lr: 0.002 -> 0.01: all 3 steps are done; to continue, give a larg"
+    for more, said in (({}, wanted), ({"steps": 2}, "but 3 steps are already done; to continue")):
         assert life(lr=0.01, **more) == 2
         assert said in (error := capsys.readouterr().err) and "another --run-dir" in error
         with pytest.raises(ConfigError, match="no step remains for"):

@@ -64,10 +64,10 @@ def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(
 @pytest.mark.parametrize(
     ("budget", "said", "more"),
     [
-        ({"steps": 3}, "all 3 steps are done: to continue, give a larger --steps", {"steps": 4}),
+        ({"steps": 3}, "all 3 steps are done; to continue, give a larger --steps", {"steps": 4}),
         (
             {"steps": 100000, "max_time": 0.05},
-            "max_time of 0.05 s is used up: to continue, give a larger --max-time",
+            "max_time of 0.05 s is used up; to continue, give a larger --max-time",
             {"max_time": 0.0},
         ),
     ],
