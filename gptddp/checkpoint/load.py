@@ -99,8 +99,8 @@ def load_step(
 ) -> SavedState:
     """The newest valid checkpoint of a step. `known`, `tell`: as for `load_newest`.
 
-    Raises ConfigError if the step has no checkpoint, CheckpointError if none is valid, OSError if
-    one may be readable later.
+    Raises ConfigError if there is none, CheckpointError if none is valid, OSError if one may be
+    readable later.
     """
     root, skipped = Path(run_dir) / CHECKPOINTS, list[Unusable]()
     names = list(filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))))
