@@ -155,9 +155,9 @@ def _stays(root: Path, name: str, names: Sequence[str], every: int, run_id: str 
 def discard_unfinished(run_dir: str | Path, upto: float = math.inf) -> None:
     """Move unfinished checkpoints away from their writers, which then cannot name them.
 
-    When a life begins: those of all earlier lives. On a full disk: those of generations up to
-    `upto`; `prune` removes their files. One rename moves a whole checkpoint: if the files were
-    removed in place, the rest of them could still get its name.
+    When a life begins, all of them are moved; on a full disk, only generations up to `upto`.
+    `prune` removes the files. One rename moves a whole checkpoint: if the files were removed in
+    place, the rest of them could still get its name.
     """
     root = Path(run_dir) / CHECKPOINTS
     with contextlib.suppress(OSError):

@@ -152,7 +152,7 @@ def skipped(manifest: Mapping[str, Any]) -> int:
     return found if type(found) is int else 0
 
 
-# -- whose it is ---------------------------------------------------------------------------------
+# -- the run of a checkpoint -----------------------------------------------------------------------
 #
 # Checkpoints of another run with the same data and seed fit in all other respects: after a restore
 # from the wrong backup, a run would silently continue from them. So each has the id of its run, and

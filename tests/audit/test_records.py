@@ -126,7 +126,7 @@ def test_missing_records_of_a_killed_run_are_no_difference(forged):
     kept = (json.dumps(it) + "\n" for it in events if it not in unseen)
     (forged / LEDGER).write_text("".join(kept))
     code, text = audit(forged)
-    assert code == 1 and "lacks the checkpoint event of" in text  # of the second life
+    assert code == 1 and "lacks the checkpoint event of" in text  # that of the second life
     save_again(forged, parent="step-000000000005.1")
     (forged / CONFIG).unlink()
     (forged / FINISHED).unlink()

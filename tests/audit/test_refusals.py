@@ -74,7 +74,7 @@ def test_data_that_are_damaged_here_are_no_error_of_the_run(corpus, tmp_path, mo
     assert code == 2 and "cannot be read here, and the run has read it for step " in text
 
 
-# -- what cannot be told ---------------------------------------------------------------------------
+# -- no verdict is possible ------------------------------------------------------------------------
 
 
 def test_a_ledger_that_lacks_a_life(forged):

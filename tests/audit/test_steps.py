@@ -53,20 +53,20 @@ def renumbered(run, steps):
 
 
 OTHER = "0123456789abcdef"
-LOG = [  # the forgery, the first step that is wrong, and what is said of it
+LOG = [  # the forgery, the first wrong step, and its message
     (lambda run: edit(run, 3, loss=up), 3, "loss is"),
     (lambda run: edit(run, 4, grad_norm=up), 4, "grad_norm is"),
     (lambda run: edit(run, 7, lr=up), 7, "lr is"),
     (lambda run: edit(run, 2, tokens=lambda n: n + 1), 2, "tokens is"),
-    (lambda run: edit(run, 4, tokens=float), 4, "tokens is"),  # equal, and of another kind
+    (lambda run: edit(run, 4, tokens=float), 4, "tokens is"),  # equal, but of another type
     (lambda run: edit(run, 6, batch_fp=OTHER), 6, "batch_fp is"),
     (lambda run: edit(run, 8, chain_fp=OTHER), 8, "chain_fp is"),
     (lambda run: edit(run, 3, val_loss=up), 3, "val_loss is"),
     (lambda run: edit(run, 6, val_bpb=up), 6, "val_bpb is"),
-    (lambda run: edit(run, 4, val_bpb=3.0), 4, "val_bpb is"),  # of a step that was not evaluated
+    (lambda run: edit(run, 4, val_bpb=3.0), 4, "val_bpb is"),  # the step was not evaluated
     (lambda run: edit(run, 8, state_fp=OTHER), 8, "state_fp is"),
     (lambda run: edit(run, 8, state_fp="zz"), 8, "state_fp is"),
-    (lambda run: edit(run, 4, loss=None, grad_norm=None), 4, "loss is None"),  # called skipped
+    (lambda run: edit(run, 4, loss=None, grad_norm=None), 4, "loss is None"),  # as if skipped
     *(
         (lambda run, value=value: edit(run, 6, train_s=value), 6, "train_s is")
         for value in ("x", [1], None, -1.0, math.inf)
@@ -152,7 +152,7 @@ def test_checkpoints_of_discarded_branches_and_other_runs(honest, corpus, tmp_pa
         assert "not counted: step-000000000008.2: it belongs to another run\n" in text
         left = "step-000000000005.2: the run discarded it: life 3 started from step 3\n"
         assert f"not counted: {left}" in text and text.count("not counted") == 2
-    shutil.rmtree(there / "step-000000000003.1")  # the oldest is not what an audit begins with
+    shutil.rmtree(there / "step-000000000003.1")  # the audit does not need the oldest one
     assert audit(run)[0] == 0
 
 
@@ -221,7 +221,7 @@ def test_an_audit_that_is_stopped_says_so(honest, monkeypatch, step):
     def interrupted(*args):
         if next(calls) == step:
             signal.raise_signal(signal.SIGINT)
-            time.sleep(0.2)  # for the thread that ends a process that has nothing to lose
+            time.sleep(0.2)  # time for the thread that ends a process without unsaved state
         return agree(*args)
 
     monkeypatch.setattr(life, "agree", interrupted)
@@ -250,7 +250,7 @@ def test_an_audit_writes_nothing(honest):
     assert store.names(honest)
 
 
-# -- runs that went through something odd, and are what they say ----------------------------------
+# -- honest runs with an odd history --------------------------------------------------------------
 
 
 def test_a_run_with_nan_losses(corpus, tmp_path):

@@ -67,7 +67,7 @@ def test_an_unusable_manifest_is_skipped_and_named(tmp_path, caplog):
         named = {"run_id": "it belongs to run", "generation": "belongs to", "step": "belongs to"}
         named = named.get(field, field)
         assert named in caplog.text or field in caplog.text, (where, wrong)
-        if "weights" not in where:  # of which only torch knows
+        if "weights" not in where:  # only torch can check these
             assert not retention.verify(path, full=False, run_id="mine").ok, (where, wrong)
 
 

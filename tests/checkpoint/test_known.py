@@ -69,7 +69,7 @@ def test_a_run_whose_checkpoints_are_gone_is_refused(run, root, capsys, harm):
     assert run("--steps", "8") == 4
     err = capsys.readouterr().err
     assert BOOKS[harm] in err and "--from-scratch" in err
-    assert run("--steps", "8") == 4  # nor does the next try
+    assert run("--steps", "8") == 4  # also at the next try
     assert not root.with_name("log.4.jsonl").exists()
     assert root.with_name("log.3.jsonl").read_bytes() == log
     assert run("--steps", "1", "--from-scratch") == 0
@@ -110,17 +110,17 @@ def test_from_scratch_counts_for_one_start(run, root, tmp_path, capsys, monkeypa
     for variable, value in first.items():
         monkeypatch.setenv(variable, value.format(tmp_path))
     assert run("--steps", "2", "--from-scratch") == 0
-    assert run("--steps", "4", "--from-scratch") == 0  # it goes on
+    assert run("--steps", "4", "--from-scratch") == 0  # it resumes
     assert sources(tmp_path / "run")[3:] == ["scratch", "step-000000000002.4"]
     shutil.rmtree(root)
     for variable, value in again.items():
         monkeypatch.setenv(variable, value.format(tmp_path))
-    (tmp_path / environment.STARTS).write_text("++")  # by a launcher: this is its second
+    (tmp_path / environment.STARTS).write_text("++")  # a launcher's second start
     capsys.readouterr()
     assert run("--steps", "4", "--from-scratch") == code
     said = "--from-scratch to begin at step 0 again. It counts once in a job"
     err = capsys.readouterr().err
-    if verdict := os.environ.get("GPTDDP_VERDICT"):  # its launcher says it
+    if verdict := os.environ.get("GPTDDP_VERDICT"):  # from its launcher
         err = Path(verdict).read_text()
     assert (said in err) == (code == 4)
 

@@ -186,7 +186,7 @@ def test_never_from_zero_when_all_are_bad(tmp_path):
         assert len(list((tmp_path / "checkpoints").glob(f"*.bad.{number}"))) == 2
 
 
-# -- which one ---------------------------------------------------------------------------------
+# -- choice ------------------------------------------------------------------------------------
 
 
 def test_the_newer_generation_wins_over_the_higher_step(tmp_path):

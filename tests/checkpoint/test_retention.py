@@ -233,7 +233,7 @@ def test_the_list_has_the_state_of_each(tmp_path):
     assert retention.list_checkpoints(tmp_path / "absent") == []
     for name in ("step-1.1", "step-000000000001", "step-٠٠٠٠٠٠٠٠٠٠٠١.1"):
         assert store.order(name) == (0, 0) and not store.is_candidate(name)
-    save(tmp_path, 5, 6, 7, keep=1)  # what was set aside stays for inspection
+    save(tmp_path, 5, 6, 7, keep=1)  # the set-aside one stays for inspection
     assert [row.state for row in retention.list_checkpoints(tmp_path)] == [
         "complete",
         "quarantined",

@@ -21,7 +21,7 @@ from gptddp.errors import Superseded
 from gptddp.run import lease
 from gptddp.run.history import history, read_ledger
 
-# A rank 0 whose disk takes neither log nor ledger, and which is killed in its save.
+# A rank 0 that cannot write log and ledger, and is killed during its save.
 RANK_0 = """
 import sys, threading, time
 from support.checkpoint_saver import state
@@ -81,7 +81,7 @@ def test_a_save_outlives_its_rank_0(tmp_path, rank_0, asked):
 def test_without_the_lease_it_commits_nothing(tmp_path, rank_0):
     """Another rank 0 takes the run over after the first one's death: the saver writes nothing."""
     assert rank_0.stdout.readline() == "asked\n"
-    os.kill(rank_0.saver, signal.SIGSTOP)  # else it would be the faster one
+    os.kill(rank_0.saver, signal.SIGSTOP)  # else it would be faster
     rank_0.kill()
     rank_0.wait(60)
     other = lease.Claim(tmp_path, "job", "life 2", ["life"]).poll(0)
@@ -97,7 +97,7 @@ def test_a_life_of_this_machine_waits_for_the_saver(tmp_path, rank_0):
     assert rank_0.stdout.readline() == "asked\n"
     claim = lease.Claim(tmp_path, "job", "life 2")
     with open(tmp_path / "ledger.jsonl", "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the saver waits for it, a second at most
+        fcntl.flock(file, fcntl.LOCK_EX)  # the saver waits for it for up to a second
         rank_0.kill()
         rank_0.wait(60)
         until(lambda: json.loads((tmp_path / "lease.json").read_text())["pid"] == rank_0.saver)

@@ -188,7 +188,7 @@ def test_a_failed_save_works_at_the_next_try(tmp_path, monkeypatch):
     for point in range(1, 100):
         writer = Writer(tmp_path / str(point), 1)
         calls = fail_at(monkeypatch, point, errno.EIO, False)
-        if point == 1:  # that the checkpoint is there may not be seen either
+        if point == 1:  # the check whether the checkpoint exists may fail too
             monkeypatch.setattr(store, "read_manifest", lambda path: os.stat(path / "absent"))
         writer.save(2, state(2), {})
         monkeypatch.undo()

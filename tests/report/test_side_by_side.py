@@ -196,7 +196,7 @@ def test_an_unreadable_folder_has_a_row(sweep, monkeypatch):
     """It may hold a run; the other runs have their rows."""
     (sweep / "closed").mkdir()
 
-    def scandir(path, look=os.scandir):  # root may look anywhere
+    def scandir(path, look=os.scandir):  # root may read any folder
         if str(path).endswith("closed"):
             raise PermissionError(13, "Permission denied", str(path))
         return look(path)

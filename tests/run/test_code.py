@@ -42,7 +42,7 @@ def test_the_code_of_each_step_is_recorded(corpus, tmp_path, monkeypatch, caplog
     assert summary.read(run).code is None
 
     code, text = audit(run, "--whole")
-    assert code == 0  # the same program in all of them, by another name
+    assert code == 0  # all codes are the same program under other names
     for line in ("own code aaaaaaaaaaaa: steps 1 to 3", "own code bbbbbbbbbbbb: steps 4 to 5"):
         assert f"made by: {line}" in text
     assert "made by: the installed code: steps 6 to 7" in text

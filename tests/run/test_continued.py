@@ -243,7 +243,7 @@ def test_missing_files_follow_the_on_bad_of_the_run(
     corpus, tmp_path, train_here, monkeypatch, capfd
 ):
     """Even if --on-bad is not given: quarantine continues without them, fail names them."""
-    monkeypatch.setattr(blocks, "RETRY_S", (0.001,))  # of each row group in turn
+    monkeypatch.setattr(blocks, "RETRY_S", (0.001,))  # for each row group
     data = tmp_path / "data"
     shutil.copytree(corpus, data)
     for name in ("quarantine", "fail"):
@@ -252,7 +252,7 @@ def test_missing_files_follow_the_on_bad_of_the_run(
     (shard,) = (data / "train").iterdir()
     shard.write_bytes(shard.read_bytes()[:-1])
     where = ["--data", str(data), "--cache-dir", "none", "--steps", "2", "--run-dir"]
-    assert train.main([*where, str(tmp_path / "quarantine")]) == 2  # it has only this file
+    assert train.main([*where, str(tmp_path / "quarantine")]) == 2  # it was the only file
     assert "row groups of the train split are in quarantine" in capfd.readouterr().err
     for name in ("fail", "new"):
         assert train.main([*where, str(tmp_path / name)]) == 2

@@ -30,7 +30,7 @@ def test_a_run_is_finished_if_a_budget_has_ended_its_newest_life(tmp_path):
         assert bool(run_state.why_finished(asked)) == finished, more
     ledgers.begun(tmp_path, BEGUN, stop)
     assert run_state.why_finished(asked)
-    (tmp_path / "log.2.jsonl").touch()  # a life that the ledger has lost has gone on
+    (tmp_path / "log.2.jsonl").touch()  # a later life, which the ledger lacks
     assert not run_state.why_finished(asked)
     (tmp_path / "log.2.jsonl").unlink()
     assert not run_state.why_finished(Config(run_dir=str(tmp_path), steps=4))

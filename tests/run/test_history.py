@@ -84,7 +84,7 @@ def test_a_part_of_the_history_is_its_end(tmp_path):
     )
     complete(
         tmp_path, log, [{"step": 8, "time": 1.0, "new": 1}, {"step": 9}], 8
-    )  # the last is not done
+    )  # step 9 is not done
     log.close()
     whole = list(history(tmp_path))
     assert [(line["step"], line.get("generation")) for line in whole] == [
@@ -149,7 +149,7 @@ def test_a_full_disk_delays_lines_and_raises_only_from_sync(tmp_path, monkeypatc
     log.append({"step": 0})
     assert log.settle(30)
     write_some = os.write
-    room = 17  # bytes left: one line and a part of the next
+    room = 17  # free bytes: one line and a part of the next
 
     def nearly_full(fd, data):
         nonlocal room

@@ -126,12 +126,12 @@ def test_a_killed_holder_is_followed_at_once(holder, acquire, caplog):
 
 
 def test_the_same_job_takes_over_at_once(holder, acquire, caplog):
-    """A later life of a job gets the run at once; the earlier one is told, and ends."""
+    """A later life of a job gets the run at once; the earlier one notices it, and ends."""
     first = holder("job at a:1", "life 1")
     assert word(first) == "held" and ask(first) == "mine"
     mine = acquire("job at a:1", "life 3", "life 1", "life 2")
     assert f"(process {os.getpid()}) has taken over the run" in ask(first)
-    first.communicate()  # its release leaves the successor's lease alone
+    first.communicate()  # its release does not remove the successor's lease
     mine.check()
     assert caplog.text == ""
 
@@ -152,7 +152,7 @@ def test_two_halves_of_a_job_do_not_take_the_run_from_each_other(holder, acquire
     assert f"(process {one.pid}) renews" in waits(other)
     joined = holder("job", "life 4", "life 1", "life 2")  # with a member of `one`
     assert word(joined) == "held" and "taken over" in ask(one)
-    rest = holder("job", "life 5", "life 1", "life 2")  # what is left of it
+    rest = holder("job", "life 5", "life 1", "life 2")  # the rest of it
     assert f"(process {joined.pid}) renews" in waits(rest)
     time.sleep(1.5 * EXPIRY_S)
     assert ask(joined) == "mine" and other.poll() is None
@@ -204,7 +204,7 @@ def test_a_lease_that_is_just_being_replaced_is_not_free(tmp_path, acquire):
 
 
 def test_a_directory_that_becomes_unusable_during_the_wait(tmp_path, holder, monkeypatch, caplog):
-    """It is reported, and the wait goes on: no takeover without a look at the lease for as long."""
+    """It is reported, and the wait begins again: nobody takes over a lease that it cannot read."""
     first = holder("job", "life 1")
     assert word(first) == "held"
     edit(tmp_path / LEASE, space="another machine")
@@ -280,7 +280,7 @@ def test_a_lease_that_cannot_be_renewed(acquire, holder, monkeypatch, caplog):
     time.sleep(3 * PERIOD_S)
     mine.check()
     assert caplog.text.count("cannot be renewed") == 1
-    second = holder("two at b:1")  # this process lives, but its lease stands still
+    second = holder("two at b:1")  # this process lives, but cannot touch its lease
     assert word(second) == "held"
     with pytest.raises(Superseded, match="two at b:1"):
         mine.check()

@@ -55,7 +55,7 @@ def said(run: Path, command: str = "log") -> str:
     done = CliRunner().invoke(cli, [command, *runs])
     assert done.exception is None or isinstance(done.exception, SystemExit)
     assert done.exit_code == (1 if done.stderr and command == "log" else 0)
-    assert done.stdout  # what there is, all the same
+    assert done.stdout  # the existing lines are printed anyway
     return done.stderr
 
 
@@ -123,7 +123,7 @@ def test_missing_and_foreign_lines_are_named(run, damage):
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     assert re.search(wanted, said(run)), said(run)
     assert f"the log of run {run} is incomplete" in said(run)
-    if damage != "no step":  # which has no fingerprints to compare
+    if damage != "no step":  # it has no fingerprints to compare
         assert re.search(wanted, said(run, "fingerprints"))
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
@@ -136,8 +136,8 @@ def test_a_state_that_differs_from_the_ledger_is_named(run):
     (run / "log.3.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
     ledger = run / "ledger.jsonl"
     before = ledger.read_text()
-    left = event("checkpoint", 2, 29, state_fp=f"{9:016x}")  # life 3 has begun from step 20
-    for value in (f"{7:016x}", None):  # the start of life 4 has none at all
+    left = event("checkpoint", 2, 29, state_fp=f"{9:016x}")  # life 3 began from step 20
+    for value in (f"{7:016x}", None):  # the start of life 4 has no state_fp
         ledger.write_text(before + left + event("checkpoint", 3, 30, state_fp=value))
         assert said(run) == said(run, "fingerprints") == ""
     wanted = "step 30 (generation 3) has another state_fp than ledger.jsonl:"

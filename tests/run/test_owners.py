@@ -52,7 +52,7 @@ def test_a_delay_counts_in_its_category_and_as_waiting(delayed):
     """2 s each in one rank's rows, the other's step, its save, its records, and all ranks'
     evaluation.
 
-    In each step one rank waits for the other, but not for the exchange of sums.
+    The wait of the other rank counts as waiting, not as the exchange of sums.
     """
     owned = delayed[1]
     assert owned["data"] == pytest.approx(2.0, abs=0.2)
@@ -152,7 +152,7 @@ def test_ranks_that_begin_later_do_not_change_the_sum():
     [
         *("x", {"step": 3}, {"step": ["a", "b"]}, {"step": []}, None, {"step": [99.0]}),
         *({"step": [99.0] * 3}, {"step": [math.inf, 1.0]}, {"step": [99.0, -1.0]}),
-        {"step": [21.0, 21.0]},  # of earlier, by a late writer
+        {"step": [21.0, 21.0]},  # older ones, by a late writer
     ],
 )
 def test_impossible_phases_are_ignored(phases):
@@ -163,7 +163,7 @@ def test_impossible_phases_are_ignored(phases):
     assert owned_by({"event": "start", "generation": 1}, good) == {}
 
 
-ONE = life(1, 1000.0, 2, init=2.0, step=20.0)  # its phases say what was until 1022
+ONE = life(1, 1000.0, 2, init=2.0, step=20.0)  # its phases cover the time until 1022
 LOST = {"event": "end", "generation": 1, "time": 1041.0, "at": 1030.0, "step": 9}
 SURVIVED = LOST | {"phases": ONE["phases"], "since_s": 8.0, "survived": True}
 AFTER_A_SURVIVOR = {"training": 40, "detection": 16, "start": 4, "recovery": 20}
@@ -174,13 +174,13 @@ DONE = {"training": 56, "start": 4, "recovery": 20}
     ("end", "owned"),
     [
         (SURVIVED, AFTER_A_SURVIVOR),
-        # in its first step: no table was ever agreed on
+        # lost in its first step: no phases were recorded
         (SURVIVED | {"phases": {}, "since_s": 30}, {"detection": 60, "recovery": 20}),
         (SURVIVED | {"survived": False}, DONE),
         # its clock was an hour ahead, or behind
         (SURVIVED | {"at": 4630.0}, AFTER_A_SURVIVOR),
         (SURVIVED | {"at": -2570.0}, AFTER_A_SURVIVOR),
-        # nobody has survived: by its last step in the log
+        # nobody survived: up to its last step in the log
         (LOST | {"phases": ONE["phases"]} | {"survived": False}, DONE),
     ],
 )
@@ -222,7 +222,7 @@ def test_each_world_of_a_life_has_its_own_phases():
     soon = back | {"time": 1036.0, "at": 1035.0, "phases": {}, "since_s": 5.0}
     wanted = {"start": 4, "training": 43, "detection": 3, "recovery": 4}
     assert owned_by(ONE["start"], away, back) == wanted
-    wanted |= {"detection": 13, "recovery": 6}  # no step was done in the last of them
+    wanted |= {"detection": 13, "recovery": 6}  # the last world did no step
     assert owned_by(ONE["start"], away, back, late, soon) == wanted
 
 

@@ -81,7 +81,7 @@ def test_each_step_is_tracked_once_over_kills(tracker, corpus, tmp_path, forked)
         feeding = until(lambda pid=process.pid: next(filter(feeds, children(pid)), None))
         if victims != "trainer":
             os.kill(feeding, signal.SIGKILL)
-        if victims == "feeding":  # the trainer goes on without
+        if victims == "feeding":  # the trainer continues without it
             more = len(list(history(run))) + 20
             until(lambda more=more: len(list(history(run))) > more)
         process.kill()
