@@ -100,7 +100,7 @@ def prune(
     accepted) do not count, and are not deleted.
 
     A checkpoint saved after a non-finite step does not count either: its weights may be spoilt. It
-    is deleted once a newer one exists. So a run that diverged keeps its checkpoints from before.
+    is deleted once a newer one exists. So a run whose loss blew up keeps checkpoints from before.
 
     Safe beside other pruners, readers and the run's writer: a checkpoint first moves to `.trash`,
     so a half deleted one is never visible. Raises OSError.

@@ -1,4 +1,4 @@
-"""The process that commits checkpoints. If rank 0 dies during a save, it finishes the save.
+"""The process that commits checkpoints. If rank 0 dies during a save, the saver finishes it.
 
 Rank 0 (writer.py) stages a state in memory that both share, and requests the save. The saver writes
 the files, and asks rank 0 before they get their name: rank 0 syncs the log, and checks that it
@@ -66,7 +66,7 @@ def save(
     data: memoryview,
     before_rename: Callable[[], None],
 ) -> None:
-    """Commit a checkpoint, and prune older ones. On a full disk, prune them first.
+    """Commit a checkpoint, and prune older ones. On a full disk, prune and commit again.
 
     `request`: see `Writer`. `before_rename`: see `store.commit`. Raises OSError, Unusable, and the
     exceptions of `before_rename`.

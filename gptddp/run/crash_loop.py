@@ -22,7 +22,7 @@ from gptddp.run.directory import FAULTS, log_generations
 from gptddp.run.history import last_step
 
 LIVES = 3
-# If the peers finished the step in which a rank failed, its next life fails in the next step.
+# If the peers finished the step in which a rank failed, the next life fails one step later.
 SPAN = 2
 _NAME = re.compile(r"(\d+)\.(\d+)\.\d+\.json", re.ASCII)
 

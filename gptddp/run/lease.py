@@ -32,7 +32,7 @@ from gptddp.run.directory import LEASE
 PERIOD_S = 2.0  # between two touches by the holder
 EXPIRY_S = 12.0  # without a touch, until a lease expires; a slow volume delays touches
 _POLL_S = 0.25
-_RENEWALS = 2  # that prove a living holder: a single one may be its last, seen late
+_RENEWALS = 2  # proof of a living holder: a single renewal may be its last, seen late
 _LOG_S = 60.0  # between two log lines of a waiting poller
 
 log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class Claim:
     def _refuse_or_wait(self, holder: dict[str, Any] | None, now: float) -> None:
         """The holder is alive. If it has our job's name, it may be our job, but cut off from us."""
         run, who = self.path.parent, lease_file.describe(holder)
-        # the holder's next life may be about to finish writing a torn lease
+        # a torn lease may be half written, by the holder's next life
         if holder and (not holder.get("job") or holder["job"] != self._me["job"]):
             raise ConfigError(
                 f"run {run} is in use by {who}, which renewed {LEASE} a moment ago: "

@@ -84,7 +84,7 @@ class Owners:
             if kind == "stop":
                 self.stop_time = float(event["time"])
             elif kind == "world" and (event["at"] <= self.began or self.stop_time is not None):
-                return  # a takeover that the events before have, or the stop is recorded
+                return  # a takeover that earlier events have, or after the recorded stop
             elif kind in ("end", "world"):
                 self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
                 self.survived = kind == "world" or bool(event.get("survived", event.get("phases")))

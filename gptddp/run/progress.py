@@ -14,7 +14,7 @@ FINGERPRINT = re.compile("[0-9a-f]{16}", re.ASCII)  # 64 bits, as files have the
 
 @dataclass
 class Progress:
-    """Progress and data position of a run: with the tensors, its whole state."""
+    """Progress and data position of a run: together with the tensors, its whole state."""
 
     step: int = 0  # finished optimizer steps
     tokens: int = 0  # trained targets

@@ -64,7 +64,7 @@ class Summary:
         return self.finished is not None and self.finished["generation"] == self.life
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Count one more event of the ledger; raises any exception for an invalid one."""
+        """Count one more event of the ledger; any exception means that it is invalid."""
         kind, generation = event["event"], event["generation"]
         self.generation = max(self.generation, generation)
         if self.began_time is None:
