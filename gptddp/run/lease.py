@@ -203,7 +203,7 @@ class Claim:
             text = (
                 "run %s: waiting as long as %s renews %s: none of these pods was in its present "
                 "life, so it is in another cluster or cut off from them. To train here, stop that "
-                "job; to end the wait, delete this one"
+                "one; to end the wait, delete this job"
             )
             log.warning(text, run, who, LEASE)
 

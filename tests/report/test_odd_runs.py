@@ -133,7 +133,7 @@ def test_a_folder_without_a_run_is_refused_with_the_fix(tmp_path, written):
     """A folder above the run, or one that does not exist."""
     for path in (tmp_path, tmp_path / "none"):
         told = refused(path, written, "--out", tmp_path / "report.html")
-        assert "give the folder that --run-dir" in told
+        assert "give the folder that was given as --run-dir" in told
     assert not list(tmp_path.glob("report.html"))
 
 

@@ -152,7 +152,7 @@ def test_runs_are_found_below_a_folder(sweep, tmp_path):
     assert [it.name for it in find(tmp_path)] == ["lr-10", "lr-2", "lr-9"]
     assert [it.name for it in find(sweep / "lr-9")] == ["lr-9"]
     result = CliRunner().invoke(cli, ["runs", str(tmp_path / "none")])
-    assert result.exit_code == 2 and "give a folder that has run directories" in result.stderr
+    assert result.exit_code == 2 and "give a folder with run directories" in result.stderr
 
 
 def test_evaluations_are_those_of_the_history(tmp_path):

@@ -249,7 +249,7 @@ def test_a_torn_or_foreign_lease_expires(tmp_path, acquire, caplog, text):
     """An invalid lease is neither a crash nor a lock forever: it expires, with a warning."""
     (tmp_path / LEASE).write_bytes(text)
     acquire().check()
-    assert "which is damaged" in caplog.text and caplog.text.count("waiting") == 1
+    assert "the damaged" in caplog.text and caplog.text.count("waiting") == 1
 
 
 def test_killed_at_every_system_call(tmp_path, acquire):
