@@ -73,7 +73,7 @@ def test_a_sweep_that_is_stopped_and_given_again_is_as_an_undisturbed_one(
     assert "all 100 steps are done" in third.stderr and "life" not in third.stderr
     for flags, told in (
         (("--seed", "3"), "seed: 1337 -> 3"),
-        (("--weight-decay", "0.2"), "no step is left for weight_decay: 0.1 -> 0.2"),
+        (("--weight-decay", "0.2"), "no step remains for weight_decay: 0.1 -> 0.2"),
     ):
         refused = here("1e-2,3e-3", *flags)
         assert refused.exit_code == 2 and told in refused.stderr

@@ -1,1 +1,1 @@
-"""A run's tensors on disk and in shared memory, whole or absent, for `training` and above."""
+"""A run's tensors on disk and in shared memory, complete or absent; `training` and above use it."""

@@ -1,8 +1,8 @@
-"""Checkpoints that the ledger knows, and the run directory lacks.
+"""Find checkpoints that the ledger has, but the run directory lacks.
 
-A folder that is not mounted, moved away or not listed looks like that of a new run. But the ledger
-has every commit. What retention deletes is older than what it keeps: only where the newest commit
-is missing, something is.
+A folder that is not mounted, moved away or not listed looks like the folder of a new run. But the
+ledger has every commit. Retention deletes only checkpoints that are older than those it keeps: so
+checkpoints are missing only if the newest commit is.
 """
 
 import logging
@@ -31,11 +31,11 @@ def load(
     from_scratch: bool,
     tell: Callable[[str], None] = lambda _: None,
 ) -> SavedState | None:
-    """The newest valid checkpoint; None where the run has never had one, or begins anew.
+    """The newest valid checkpoint; None if the run never had one, or begins at step 0 again.
 
-    `lost`: the newest life that the ledger lacks, whose commits nobody knows; 0: none.
-    `from_scratch`: the user means it that the run begins at step 0 again, where none of its
-    checkpoints is left. Raises CheckpointError where that is not said, and what `load_newest` does.
+    `lost`: the newest life that the ledger lacks, with unknown commits; 0: none.
+    `from_scratch`: the user allows the run to begin at step 0 again if all of its checkpoints are
+    gone. Raises CheckpointError if they are gone without this, and all that `load_newest` raises.
     """
     for seconds in (*RETRY_S, 0.0):
         if not (gone := patiently(lambda: missing(run, run_id, recorded))):
@@ -45,8 +45,8 @@ def load(
     if loaded is not None:
         if gone:
             log.warning(
-                "%s lacks %s, which the run has had: it goes on from %s, step %d. To go on from "
-                "the newest, stop the run and put it back before another checkpoint is written",
+                "%s lacks %s, which the ledger has: the run resumes from %s, step %d. To resume "
+                "from the newest, stop the run and put it back before the run saves again",
                 run / CHECKPOINTS,
                 _listed(gone),
                 loaded.name,
@@ -54,25 +54,25 @@ def load(
             )
         return loaded
     if not gone and lost:
-        gone = [f"life {lost}, whose checkpoints {LEDGER} does not know"]
+        gone = [f"life {lost}, whose checkpoints {LEDGER} lacks"]
     if gone:
         root = run / CHECKPOINTS
-        what = f"{root} has no checkpoint, but the run has had {_listed(gone)}"
+        what = f"{root} has no checkpoint, but the run had {_listed(gone)}"
         if not from_scratch:
             raise CheckpointError(
                 f"{what}: put {root} back (is its volume mounted, was it moved?), or give "
-                "--from-scratch to begin at step 0 again. It counts once in a job: give one that "
-                "has had it another --run-dir, or submit it with another --name"
+                "--from-scratch to begin at step 0 again. It counts once in a job: a job that had "
+                "it before needs another --run-dir, or a submit with another --name"
             )
-        log.warning("%s: it begins at step 0 again, as --from-scratch says", what)
+        log.warning("%s: the run begins at step 0 again, as --from-scratch says", what)
     return None
 
 
 def missing(run: Path, run_id: str, recorded: Summary) -> list[str]:
-    """The commits that are newer than any that is there, newest first.
+    """The commits that are newer than all existing checkpoints, newest first.
 
-    One that has been set aside as damaged is there; one with another run's in its place is missing.
-    The ledger may have lost the commits of newer ones. Raises OSError.
+    A checkpoint that was set aside as damaged exists; one replaced by another run's is missing.
+    The ledger may lack the commits of newer checkpoints. Raises OSError.
     """
     there = {name.partition(".bad.")[0] for name in store.names(run, recorded.commits)}
     commits = sorted(recorded.commits, key=store.order, reverse=True)

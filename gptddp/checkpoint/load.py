@@ -1,4 +1,4 @@
-"""From the newest valid checkpoint to the tensors of a model. Rank 0 only, but for `copy_into`."""
+"""Load the newest valid checkpoint, and copy it into a model. Rank 0 only, except `copy_into`."""
 
 import errno
 import logging
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 class SavedState:
     """A checkpoint, or the weights of a folder.
 
-    The tensors, by name, are in CPU memory, mostly views of one buffer or file; there are none on a
-    rank that gets them from another, and none where the seed makes them.
+    The tensors, by name, are in CPU memory, mostly views of one buffer or file. There are none on a
+    rank that gets them from another rank, or if the seed makes them.
     """
 
-    name: str  # of the checkpoint, or what else it is
+    name: str  # of the checkpoint, or of another source
     step: int = 0
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    meta: dict[str, Any] = field(default_factory=dict)  # all else of the state, see Progress
+    meta: dict[str, Any] = field(default_factory=dict)  # the rest of the state, see Progress
     generation: int = 0  # of the life that saved it
 
 
@@ -44,14 +44,14 @@ def load_newest(
     branches: Sequence[Branch] = (),
     tell: Callable[[str], None] = lambda _: None,
 ) -> SavedState | None:
-    """The newest checkpoint whose every byte is as written; None where there was never one.
+    """The newest checkpoint with every byte as written; None if there never was a checkpoint.
 
-    A damaged one is renamed to `<name>.bad.<n>` (not with `set_aside=False`, which is for readers
-    beside a running job) and the one before is tried, with a warning. One that the run `run_id`
-    cannot go on from is left as it is (None: bytes are all that counts). `known`: names that are
-    looked for where the directory does not list them. `branches`: of the run; a checkpoint that it
-    has left by them is not used. `tell` is told how much has been read. Raises CheckpointError
-    where checkpoints exist and none can be used, OSError where they may be readable later.
+    A damaged checkpoint is renamed to `<name>.bad.<n>` (not with `set_aside=False`, for readers
+    beside a running job) and the one before is tried, with a warning. A checkpoint that the run
+    `run_id` cannot use is skipped but not renamed (None: only the bytes are checked). `known`:
+    names to look for if the directory does not list them. `branches`: of the run; checkpoints that
+    they discard are not used. `tell` gets how much was read. Raises CheckpointError if checkpoints
+    exist but none can be used, OSError if they may be readable later.
     """
     skipped: list[Unusable] = []
     for name in filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))):
@@ -75,7 +75,7 @@ def load_newest(
 def load(
     path: Path, run_id: str | None, tell: Callable[[str], None] = lambda _: None
 ) -> SavedState:
-    """One checkpoint. Raises Unusable, CheckpointError of a newer version, OSError."""
+    """Load one checkpoint. Raises Unusable, CheckpointError for a newer version, OSError."""
     manifest = store.read_manifest(path)
     if reason := store.refused(manifest, run_id):
         raise Unusable(path, reason, damaged=False)
@@ -99,8 +99,8 @@ def load_step(
 ) -> SavedState:
     """The newest valid checkpoint of a step. `known`, `tell`: as for `load_newest`.
 
-    Raises ConfigError where there is none of that step, CheckpointError where none is valid,
-    OSError where one may be readable later.
+    Raises ConfigError if there is none, CheckpointError if none is valid, OSError if one may be
+    readable later.
     """
     root, skipped = Path(run_dir) / CHECKPOINTS, list[Unusable]()
     names = list(filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))))
@@ -120,11 +120,11 @@ def load_step(
 
 
 def _none_valid(run_dir: str | Path, skipped: list[Unusable]) -> Exception:
-    """The error for checkpoints of which none can be used."""
+    """The error for a run whose checkpoints are all unusable."""
     root = Path(run_dir) / CHECKPOINTS
     why = "; ".join(map(str, skipped)) or "all have been set aside as damaged (.bad)"
     for unusable in skipped:
-        if unusable.transient:  # another try may find them whole: not the final exit code
+        if unusable.transient:  # another try may succeed: not the final exit code
             return OSError(errno.EIO, f"no checkpoint can be read: {why}", str(root))
     return CheckpointError(
         f"{root} has checkpoints, but none is valid: {why}. Put a good one back from a backup "
@@ -137,19 +137,19 @@ def _none_valid(run_dir: str | Path, skipped: list[Unusable]) -> Exception:
 def copy_into(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
     """Copy saved tensors into the live ones of the same names, shapes and dtypes.
 
-    Raises CheckpointError when they are not the same: then the checkpoint is another model's.
+    Raises CheckpointError if they differ: then the checkpoint is of another model.
     """
     for name in live.keys() | saved.keys():
         there, here = _kind(saved.get(name)), _kind(live.get(name))
         if there != here:
             raise CheckpointError(
                 f"tensor {name} is {there} in the checkpoint and {here} in this model: "
-                "it belongs to another configuration or vocabulary; give another --run-dir"
+                "the checkpoint has another configuration or vocabulary; give another --run-dir"
             )
     for name, tensor in live.items():
         tensor.copy_(saved[name])
 
 
 def _kind(tensor: Tensor | None) -> Any:
-    """Shape and dtype, as a message has them."""
+    """Shape and dtype for a message."""
     return "absent" if tensor is None else (tuple(tensor.shape), tensor.dtype)

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: list and verify, set aside, prune. Knows files, not tensors."""
+"""List, verify, set aside and prune checkpoints. Knows files, not tensors."""
 
 import contextlib
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Status:
-    """What is known of one checkpoint."""
+    """The status of one checkpoint."""
 
     name: str
     step: int
@@ -30,8 +30,8 @@ class Status:
     state: str = "invalid"
     reason: str = ""  # why it is invalid or foreign
     nbytes: int = 0  # of the tensors
-    time: float = 0.0  # unix seconds of the save; 0 where unknown
-    skipped: int = 0  # steps that were not finite, the last of which is its own
+    time: float = 0.0  # unix seconds of the save; 0: unknown
+    skipped: int = 0  # non-finite steps in a row, up to this one
 
     @property
     def ok(self) -> bool:
@@ -41,7 +41,7 @@ class Status:
 def verify(path: Path, *, full: bool = True, run_id: str | None = None) -> Status:
     """Check one checkpoint: every byte, or with `full=False` its manifest and the file's size.
 
-    `run_id`: of the run that is to go on from it; None: bytes are all that counts.
+    `run_id`: of the run that would resume from it; None: check only the bytes.
     """
     generation, step = store.order(path.name)
     found = Status(path.name, step, generation)
@@ -70,7 +70,7 @@ def verify(path: Path, *, full: bool = True, run_id: str | None = None) -> Statu
 def list_checkpoints(run_dir: str | Path, *, full: bool = False) -> list[Status]:
     """The status of each checkpoint of a run, newest first; `full` reads and hashes every byte."""
     root, run_id = Path(run_dir) / CHECKPOINTS, None
-    with contextlib.suppress(OSError):  # a list is of use all the same
+    with contextlib.suppress(OSError):  # the list is useful without the id
         run_id = run_state.read(run_dir).run_id
     return [verify(root / name, full=full, run_id=run_id) for name in store.names(run_dir)]
 
@@ -78,7 +78,7 @@ def list_checkpoints(run_dir: str | Path, *, full: bool = False) -> list[Status]
 def set_aside(path: Path) -> None:
     """Rename a checkpoint to `<name>.bad.<n>`: it is never loaded again, and never deleted.
 
-    A directory that cannot be written is left as it is, with a warning.
+    If the directory cannot be written, log a warning instead.
     """
     number = 1
     while os.path.lexists(bad := path.with_name(f"{path.name}.bad.{number}")):
@@ -86,24 +86,24 @@ def set_aside(path: Path) -> None:
     try:
         os.rename(path, bad)
     except OSError as error:
-        log.warning("cannot set %s aside (%s): it is skipped where it lies", path, error.strerror)
+        log.warning("cannot rename %s to .bad (%s): it is only skipped", path, error.strerror)
 
 
 def prune(
     run_dir: str | Path, keep: int, *, keep_every: int = 0, run_id: str | None = None
 ) -> list[str]:
-    """Delete what is older than the `keep` newest verified checkpoints; the names deleted.
+    """Delete checkpoints older than the `keep` newest verified ones; return the deleted names.
 
-    Verified: every byte was read back when it was written. The oldest of them is read now, so that
-    one stays that can be loaded. Nothing newer than it is deleted, nor the first one of each
-    `keep_every` steps (0: none). What is not of the run `run_id` (None: that is not asked) does not
-    count, and is not deleted.
+    Verified: every byte was read back after the write. The oldest of the kept ones is read now, to
+    be sure that one of them can be loaded. Nothing newer is deleted, nor the first checkpoint in
+    each `keep_every` steps (0: none). Checkpoints of other runs than `run_id` (None: all are
+    accepted) do not count, and are not deleted.
 
-    Nor does one count that was saved after a step that was not finite: its weights may be spoilt.
-    It is deleted when a newer one is there. So a run that has blown up keeps what was saved before.
+    A checkpoint saved after a non-finite step does not count either: its weights may be spoilt. It
+    is deleted once a newer one exists. So a run whose loss blew up keeps checkpoints from before.
 
-    Safe beside other pruners, readers and the run's writer: a name first moves to `.trash`, so a
-    half deleted checkpoint is never seen as one. Raises OSError.
+    Safe beside other pruners, readers and the run's writer: a checkpoint first moves to `.trash`,
+    so a half deleted one is never visible. Raises OSError.
     """
     root = Path(run_dir) / CHECKPOINTS
     names = list(filter(store.is_candidate, store.names(run_dir)))
@@ -127,17 +127,17 @@ def prune(
 
 
 def _read(path: Path, full: bool, run_id: str | None) -> Status:
-    """Is it good? Reads every byte with `full`."""
+    """The status of a checkpoint; `full` reads every byte."""
     status = verify(path, full=full, run_id=run_id)
     if full and status.state == "invalid":
-        log.warning("checkpoint %s is damaged, and older ones stay: %s", path.name, status.reason)
+        log.warning("checkpoint %s is damaged, older ones are kept: %s", path.name, status.reason)
     return status
 
 
 def _stays(root: Path, name: str, names: Sequence[str], every: int, run_id: str | None) -> bool:
-    """Is it another run's, or the first of `every` steps? What cannot be told now stays.
+    """Is it another run's, or the first in `every` steps? True also if that is unknown now.
 
-    `names`: of all checkpoints, newest first; no more of them are read than it takes.
+    `names`: of all checkpoints, newest first; only as many of them are read as needed.
     """
     if store.is_foreign(root / name, run_id, unknown=True):
         return True
@@ -153,11 +153,11 @@ def _stays(root: Path, name: str, names: Sequence[str], every: int, run_id: str 
 
 
 def discard_unfinished(run_dir: str | Path, upto: float = math.inf) -> None:
-    """Move unfinished checkpoints out of reach of whoever writes them: none gets a name any more.
+    """Move unfinished checkpoints away from their writers, which then cannot name them.
 
-    When a life begins: those of all lives before it. Where the disk is full: those of generations
-    `upto` this one; `prune` removes their files. One rename moves all of it: were the files removed
-    in place, a half of one could still get its name.
+    When a life begins, all of them are moved; on a full disk, only generations up to `upto`.
+    `prune` removes the files. One rename moves a whole checkpoint: if the files were removed in
+    place, the rest of them could still get its name.
     """
     root = Path(run_dir) / CHECKPOINTS
     with contextlib.suppress(OSError):
@@ -165,17 +165,17 @@ def discard_unfinished(run_dir: str | Path, upto: float = math.inf) -> None:
             if store.order(unfinished.rpartition(".")[0])[0] > upto:
                 continue
             (root / store.TRASH).mkdir(exist_ok=True)
-            with contextlib.suppress(OSError):  # the others go all the same
+            with contextlib.suppress(OSError):  # move the others anyway
                 os.rename(root / store.TMP / unfinished, root / store.TRASH / unfinished)
 
 
 def _inside(directory: Path) -> list[str]:
-    """The names in it; none through a link: what it leads to is none of ours. Raises OSError."""
+    """The names in a directory; none for a link, whose target is not ours. Raises OSError."""
     return [] if stat.S_ISLNK(os.lstat(directory).st_mode) else os.listdir(directory)
 
 
 def _remove_inside(directory: Path) -> None:
-    """Remove a directory's entries; what cannot be removed now (EBUSY, ESTALE) stays for later."""
+    """Remove a directory's entries; those that cannot be removed now (EBUSY, ESTALE) stay."""
     with contextlib.suppress(OSError):
         for name in _inside(directory):
             shutil.rmtree(directory / name, ignore_errors=True)

@@ -1,14 +1,14 @@
-"""What a run has recorded of itself, in its ledger; where that is lost, in a checkpoint.
+"""Read the state of a run from its ledger or, if the ledger is lost, from a checkpoint.
 
-Who needs the run's id or its configuration, or asks whether it is finished, calls `read` here. Who
-goes by the events alone (saves, log) calls `summary.read`.
+Code that needs the run's id, its configuration, or whether it is finished calls `read` here. Code
+that needs only the events (saves, log) calls `summary.read`.
 
-Where the ledger is lost, or has lost the start of a life that has saved, the newest checkpoint says
-the run's id and the configuration that was in force, and the end of an older life that the ledger
-still has is not that of the run. Lost with the ledger: the branches, the hash of the data, the row
-groups that were left out after that checkpoint, the names of the commits, and the sums (the
-rank-seconds, when the run began, whose ranks have differed, who was given --from-scratch). No state
-is taken from `config.json` and `finished.json`.
+If the ledger, or the start of a life that saved, is lost, the run's id and the configuration in
+force come from the newest checkpoint, and an older end in the ledger does not count as the end of
+the run. Lost with the ledger: the branches, the hash of the data, the row groups that were excluded
+after that checkpoint, the names of the commits, and the sums (the rank-seconds, the start of the
+run, the lives whose ranks differed, the job with --from-scratch). No state is read from
+`config.json` and `finished.json`.
 """
 
 import errno
@@ -29,11 +29,11 @@ from gptddp.run.summary import Summary
 
 
 def read(run_dir: str | Path) -> Summary:
-    """The state of a run; an empty one where nothing of a run is there. Raises OSError."""
+    """The state of a run; an empty one if there is no run. Raises OSError."""
     found, root = summary.read(run_dir), Path(run_dir) / CHECKPOINTS
     for name in filter(store.is_candidate, store.names(run_dir)):
         if store.order(name)[0] <= found.life:
-            break  # the ledger has the start of all that is older
+            break  # the ledger has the starts of all older lives
         try:
             manifest: Any = store.unsealed(root / name)
         except Unusable as unusable:
@@ -50,7 +50,7 @@ def read(run_dir: str | Path) -> Summary:
 
 
 def configuration(run_dir: str | Path) -> Config:
-    """The configuration in force. Raises ConfigError where none is recorded, OSError."""
+    """The configuration in force. Raises ConfigError if none is recorded, OSError."""
     run = Path(run_dir)
     found = read(run)
     if found.config is not None:
@@ -58,8 +58,8 @@ def configuration(run_dir: str | Path) -> Config:
     if not is_run(run):
         raise ConfigError(f"{run} is not a run directory: it has no {LEDGER} and no checkpoint")
     raise ConfigError(
-        f"{run}: no {LEDGER} and no checkpoint says the configuration of the run: put one of them "
-        "back from a backup"
+        f"{run}: neither {LEDGER} nor a checkpoint has the configuration of the run: put one of "
+        "them back from a backup"
     )
 
 
@@ -67,17 +67,16 @@ def configuration(run_dir: str | Path) -> Config:
 
 
 def no_step_left(config: Config, run: Config, ledger: Summary) -> str:
-    """Why a start with `config` has no step to do, as `why_ended` says it; "" where it has.
+    """Why a start with `config` has no step to do, from `why_ended`; "" if it has steps to do.
 
-    `run`: the configuration in force. A start that fixes another value than the run has is the
-    trainer's to refuse, with the difference. Raises ConfigError for other settings that no step
-    would use, OSError.
+    `run`: the configuration in force. The trainer refuses a start that changes a fixed value.
+    Raises ConfigError for other changed settings, as no step would use them, and OSError.
     """
     done = ledger.finished
     if done is None or not ledger.is_finished or changed(of_run(run), of_run(config)):
         return ""
     if config.from_scratch and not store.names(config.run_dir):
-        return ""  # it begins anew
+        return ""  # it begins at step 0
     if asks_for_another(config, ledger.branches):
         return ""
     asked = continued(config, run)
@@ -86,45 +85,45 @@ def no_step_left(config: Config, run: Config, ledger: Summary) -> str:
     why = why_ended(asked, cause, done["step"])
     if what := differences(of_run(run), of_run(config), KEPT):
         raise ConfigError(
-            f"run {config.run_dir}: no step is left for {'; '.join(what)}: {why}; "
+            f"run {config.run_dir}: no step remains for {'; '.join(what)}: {why}, "
             "or give another --run-dir"
         )
     return why
 
 
 def why_ended(c: Config, cause: str, step: int) -> str:
-    """Why a run has ended after `step` steps, which is a budget (`cause`), and what goes on.
+    """Why a run ended after `step` steps: the budget `cause`, and how to continue.
 
-    A smaller budget than the run has used is no way back: no step is undone.
+    A budget that is smaller than what the run has used undoes no step.
     """
     if cause == "max_time":
-        return f"max_time of {c.max_time:g} s is used up: a larger --max-time goes on"
+        return f"max_time of {c.max_time:g} s is used up; to continue, give a larger --max-time"
     if cause == "max_tokens":
-        return f"max_tokens of {c.max_tokens} is used up: a larger --max-tokens goes on"
+        return f"max_tokens of {c.max_tokens} is used up; to continue, give a larger --max-tokens"
     if c.steps < step:
         return (
-            f"steps is {c.steps}, but {step} steps are done, and none is undone: the run is "
-            f"finished; --steps above {step} goes on"
+            f"steps is {c.steps}, but {step} steps are already done; to continue, give --steps "
+            f"above {step}"
         )
-    return f"all {c.steps} steps are done: a larger --steps goes on"
+    return f"all {c.steps} steps are done; to continue, give a larger --steps"
 
 
-# -- for the launcher, which refuses nothing that the trainer will ---------------------------------
+# -- for the launcher, which leaves all refusals to the trainer ------------------------------------
 
 
 def in_force(config: Config) -> Config:
-    """The configuration with what is not given as the run has it, where there is one.
+    """The configuration, with the run's values for all that is not given, if a run exists.
 
     Raises OSError for trouble that may pass.
     """
-    with suppress(ConfigError):  # what is given and the run do not go together
+    with suppress(ConfigError):  # the given values contradict the run
         return continued(config, configuration(config.run_dir))
     return config
 
 
 def why_finished(config: Config) -> str:
-    """Why a start has no step to do; "" where it has. Raises ConfigError as `no_step_left` does."""
-    with suppress(OSError):  # the trainer will see
+    """Why a start has no step to do, else "". Raises ConfigError like `no_step_left`."""
+    with suppress(OSError):  # the trainer will report it
         if config.run_dir and (found := read(config.run_dir)).is_finished:
             return no_step_left(config, configuration(config.run_dir), found)
     return ""

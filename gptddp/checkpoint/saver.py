@@ -1,12 +1,12 @@
-"""The process that commits checkpoints. It outlives the rank 0 that began a save, and ends it.
+"""The process that commits checkpoints. If rank 0 dies during a save, the saver finishes it.
 
-Rank 0 (writer.py) stages a state in memory that both have, and says what is to be saved. The saver
-writes the files, and asks before they get their name: rank 0 has the log synced, and knows whether
-the run is still its own. Where rank 0 is gone by then, the saver does both in its place, by what
-came with the request: it adds what log and ledger lack, and holds the lease until it is done. When
-there is nothing left to do for a rank 0 that is gone, it ends.
+Rank 0 (writer.py) stages a state in memory that both share, and requests the save. The saver writes
+the files, and asks rank 0 before they get their name: rank 0 syncs the log, and checks that it
+still holds the run. If rank 0 is dead by then, the saver does both in its place, with the data in
+the request: it adds the missing lines and events to log and ledger, and holds the lease until it is
+done. Then it ends.
 
-It imports no torch: 17 MB and 0.15 s of one core to start, once a life.
+It imports no torch: it takes 17 MB, and 0.15 s of one core to start, once per life.
 """
 
 import fcntl
@@ -34,25 +34,25 @@ from gptddp.run.directory import CHECKPOINTS, LEASE, LEDGER, log_path
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease, inherit
 
-ALONE_S = 3600.0  # that it goes on without rank 0: a volume that hangs may never let it end
+ALONE_S = 3600.0  # most time without rank 0, as a hanging volume could keep it forever
 
 log = logging.getLogger(__name__)
 
 
 class Channel:
-    """Messages (objects of JSON) to and from the process at the other end."""
+    """Messages (JSON objects) to and from the process at the other end."""
 
     def __init__(self, fd: int) -> None:
-        """`fd`: of a socket, which is closed with this."""
+        """`fd`: of a socket, which is closed with this object."""
         self._end = Connection(fd)
 
     def send(self, **message: Any) -> None:
-        """Raises OSError where nobody is there any more."""
+        """Send a message. Raises OSError if the other process is gone."""
         self._end.send_bytes(json.dumps(message).encode())
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None where the other process is gone, be it within one."""
-        with suppress(EOFError, OSError):  # the second: with what we have sent unread
+        """The next message; None if the other process is gone, even in the middle of a message."""
+        with suppress(EOFError, OSError):  # OSError: it did not read our last messages
             message: dict[str, Any] = json.loads(self._end.recv_bytes())
             return message
         return None
@@ -66,10 +66,10 @@ def save(
     data: memoryview,
     before_rename: Callable[[], None],
 ) -> None:
-    """Commit a checkpoint, and prune what is older. On a full disk older ones make room for it.
+    """Commit a checkpoint, and prune older ones. On a full disk, prune and commit again.
 
-    `request`: what is saved, see `Writer`. `before_rename`: see `store.commit`. Raises OSError,
-    Unusable, and what `before_rename` does.
+    `request`: see `Writer`. `before_rename`: see `store.commit`. Raises OSError, Unusable, and the
+    exceptions of `before_rename`.
     """
     run, keep = Path(request["run_dir"]), request["keep"]
     prune = partial(
@@ -89,8 +89,8 @@ def save(
     if keep:
         try:
             prune(keep)
-        except OSError as error:  # the checkpoint stands
-            log.warning("after the commit of %s: %s", request["name"], explain(error))
+        except OSError as error:  # the checkpoint is committed
+            log.warning("%s is saved, but older ones stay: %s", request["name"], explain(error))
 
 
 def _commit(
@@ -105,7 +105,7 @@ def _commit(
     def last_look() -> None:
         before_rename()
         if store.is_foreign(path, manifest["run_id"]):
-            log.warning("checkpoint %s is another run's: it is set aside", name)
+            log.warning("checkpoint %s belongs to another run: it is set aside", name)
             retention.set_aside(path)
 
     try:
@@ -113,7 +113,7 @@ def _commit(
     except FileExistsError:
         if not request["again"]:
             raise
-        # The last try has come as far as the name, and failed by what comes after it.
+        # The last try gave the checkpoint its name, and failed afterwards.
         fsync(path.parent)
     store.read_manifest(path)
 
@@ -122,18 +122,18 @@ def _commit(
 
 
 class Saver:
-    """Does what rank 0 asks for, one save at a time; see above."""
+    """Executes the requests of rank 0, one save at a time; see above."""
 
     def __init__(self, channel: Channel, memory: memoryview) -> None:
         self._channel, self._memory = channel, memory
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._request: dict[str, Any] | None = None  # in the making
+        self._request: dict[str, Any] | None = None  # the save in progress
         self._lease: Lease | None = None  # in place of rank 0
-        self._why = "its process has ended"  # why it has no lease
+        self._why = "the training process has ended"  # why it has no lease
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
 
     def run(self) -> None:
-        """Until rank 0 is gone, and the save that it has begun is over."""
+        """Save until rank 0 is gone and the save that it began is over."""
         while (request := self._answers.get()) is not None:
             error, begin = None, time.perf_counter()
             try:
@@ -150,7 +150,7 @@ class Saver:
             self._lease.release()
 
     def _listen(self) -> None:
-        """In a thread: what rank 0 says, until it is gone. The main one may be in the disk."""
+        """Receive from rank 0 until it is gone. In a thread: the disk may block the main one."""
         while (message := self._channel.receive()) is not None:
             if "manifest" in message:
                 self._request = message
@@ -165,14 +165,14 @@ class Saver:
         self._answers.put(None)
 
     def _tell(self, **message: Any) -> bool:
-        """False where rank 0 is gone."""
+        """Send to rank 0; False if it is gone."""
         with suppress(OSError):
             self._channel.send(**message)
             return True
         return False
 
     def _ask(self) -> None:
-        """All is durable but the name: raise what forbids it."""
+        """Ask rank 0 when all is durable but the name; raise the error that forbids the name."""
         self._tell(ready=True)
         answer = self._answers.get()
         if answer is None:
@@ -185,7 +185,7 @@ class Saver:
             raise GptddpError(answer["forbids"])
 
     def _look_alone(self, request: dict[str, Any]) -> None:
-        """In place of rank 0: complete log and ledger, and see whether the run is still its own."""
+        """In place of rank 0: complete log and ledger, and check that we still hold the run."""
         if self._lease is None:
             raise Superseded(self._why)
         self._lease.check()
@@ -196,11 +196,11 @@ class Saver:
             complete(run, lines, left["lines"], step)
             lines.sync()  # and the ledger before it
         for path in filter(Path.exists, (run / LEDGER, log_path(run, generation))):
-            fsync(path)  # what rank 0 has written and not synced
+            fsync(path)  # the lines that rank 0 wrote but did not sync
         self._lease.check()
 
     def _say_alone(self, request: dict[str, Any], error: Exception | None, took_s: float) -> None:
-        """In place of rank 0: what has become of its save, in the ledger or in the log."""
+        """In place of rank 0: report the result of its save, in the ledger or as a warning."""
         step, name = request["manifest"]["step"], request["name"]
         if error:
             log.warning("the state of step %d is not saved: %s", step, error)
@@ -213,7 +213,7 @@ class Saver:
 
 
 def as_message(error: Exception) -> dict[str, Any]:
-    """What the writer makes the same error of."""
+    """The message from which the writer builds the same error."""
     if isinstance(error, OSError):
         return {"errno": error.errno, "strerror": error.strerror, "file": error.filename}
     return {"text": str(error) if isinstance(error, GptddpError | Unusable) else repr(error)}
@@ -223,7 +223,7 @@ def main() -> None:
     """Arguments: the descriptors of the channel and of the memory, and the memory's bytes."""
     end, fd, nbytes = map(int, sys.argv[1:])
     channel = Channel(end)
-    handler = logging.StreamHandler()  # stderr, which is rank 0's
+    handler = logging.StreamHandler()  # rank 0's stderr
     handler.setFormatter(VisibleFormatter())
     logging.basicConfig(handlers=[handler])
     for it in (end, fd):
@@ -231,7 +231,7 @@ def main() -> None:
     with mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ) as memory:
         Saver(channel, memoryview(memory)).run()
         sys.stderr.flush()
-        os._exit(0)  # the mapping is lent out, and a thread may be in the disk
+        os._exit(0)  # the mapping is in use, and the disk may block a thread
 
 
 if __name__ == "__main__":

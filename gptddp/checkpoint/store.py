@@ -3,16 +3,16 @@
     checkpoints/
       step-000000000400.3/    step 400, committed by generation 3
         shard-0-of-1.bin      raw little-endian tensor bytes
-        manifest.json         what the bytes are, their hashes, all state that is not a tensor
+        manifest.json         layout and hashes of the bytes, all state that is not a tensor
       step-000000000300.2.bad.1/    found damaged, kept for inspection, never loaded
       .tmp/  .trash/          being written, being deleted
 
 A directory gets its name by one rename, after everything in it is durable, and is never
-changed or written again. One without a valid manifest does not exist.
+changed or written again. A directory without a valid manifest is not a checkpoint.
 
 Newest means the highest (generation, step), not the highest step: a generation starts from the
-newest checkpoint that was valid then, so a higher step of an older generation is a branch that
-the run has left, be it the late commit of a writer cut off from its peers or a state given up.
+newest checkpoint that was valid then, so the run has discarded a higher step of an older
+generation: the late commit of a writer that was cut off from its peers, or a state given up.
 """
 
 import contextlib
@@ -51,17 +51,16 @@ def name_of(step: int, generation: int) -> str:
 
 
 def order(name: str | None) -> tuple[int, int]:
-    """(generation, step), by which checkpoints are ordered; zeros for any other name, or none."""
+    """The sort key of a checkpoint: (generation, step); zeros for any other name, or None."""
     match = _NAME.fullmatch(name or "")
     return (int(match[2]), int(match[1])) if match else (0, 0)
 
 
 def names(run_dir: str | Path, known: Collection[str] = ()) -> list[str]:
-    """All checkpoint names of a run, newest first, the set-aside `.bad` ones among them.
+    """All checkpoint names of a run, newest first, including the set-aside `.bad` ones.
 
-    `known`: names that the ledger has. They are asked for one by one, as a network file system may
-    list a directory as it was a minute ago. Raises OSError where the directory is there but cannot
-    be listed.
+    `known`: names in the ledger. Each of them is looked up, as a network file system may list a
+    directory as it was a minute ago. Raises OSError if the directory exists but cannot be listed.
     """
     root = Path(run_dir) / CHECKPOINTS
     found: set[str] = set()
@@ -73,7 +72,7 @@ def names(run_dir: str | Path, known: Collection[str] = ()) -> list[str]:
 
 
 def is_candidate(name: str) -> bool:
-    """Is this the name of a checkpoint that has not been set aside as bad."""
+    """Is this the name of a checkpoint that has not been set aside as bad?"""
     return any(order(name)) and ".bad." not in name
 
 
@@ -87,7 +86,7 @@ def _seal(manifest: dict[str, Any]) -> bytes:
 
 
 def unsealed(path: Path) -> dict[str, Any]:
-    """What the manifest of a checkpoint says: as it was written, whoever did. Raises Unusable."""
+    """The manifest of a checkpoint, with only its hash and format checked. Raises Unusable."""
     with shard.reading(path, MANIFEST):
         raw = (path / MANIFEST).read_bytes()
     body, _, rest = raw.rpartition(_SEAL)
@@ -99,20 +98,20 @@ def unsealed(path: Path) -> dict[str, Any]:
         raise Unusable(path, f"{MANIFEST} is not JSON ({error})") from None
     known = type(manifest.get("format")) is int and manifest["format"] > 0
     if not known:
-        raise Unusable(path, f"{MANIFEST} does not say its format, a whole number")
+        raise Unusable(path, f"{MANIFEST} has no valid format: it must be a whole number above 0")
     return manifest
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint; its own hash, its fields and the sizes of all shards verified.
+    """The manifest of a checkpoint, with its hash, its fields and the sizes of all shards checked.
 
-    Raises Unusable; CheckpointError where a newer version of gptddp has written it.
+    Raises Unusable; CheckpointError if a newer version of gptddp wrote it.
     """
     manifest = unsealed(path)
     if manifest["format"] > FORMAT:
         raise CheckpointError(
-            f"{path} has format {manifest['format']}, this gptddp reads up to {FORMAT}: "
-            "use the version that wrote it, or move the checkpoint away to continue from an older"
+            f"{path} has format {manifest['format']}, this gptddp reads up to {FORMAT}: use the "
+            "version that wrote it, or move the checkpoint away to continue from an older one"
         )
     if wrong := next(_wrong(manifest), None):
         raise Unusable(path, f"{MANIFEST}: {wrong}")
@@ -139,7 +138,7 @@ _FIELDS = {
 
 
 def _wrong(manifest: Any) -> Iterator[str]:
-    """The fields that cannot be used: a hash does not say who has written it. The first counts."""
+    """Yield the invalid fields: a valid hash does not prove valid fields. Use only the first."""
     yield from progress.wrong(manifest, _FIELDS)
     if len(manifest["shards"]) != 1:
         yield f"shards has {len(manifest['shards'])} files: it must have one"
@@ -147,44 +146,44 @@ def _wrong(manifest: Any) -> Iterator[str]:
 
 
 def skipped(manifest: Mapping[str, Any]) -> int:
-    """How many steps in a row were not finite when it was saved; 0 where it does not say."""
+    """The number of non-finite steps in a row at the time of the save; 0 if unknown."""
     meta = manifest.get("meta")
     found = meta.get("skipped") if isinstance(meta, dict) else 0
     return found if type(found) is int else 0
 
 
-# -- whose it is ---------------------------------------------------------------------------------
+# -- the run of a checkpoint -----------------------------------------------------------------------
 #
-# Another run of the same data and seed has checkpoints that fit in all else: a restore from the
-# wrong backup would go on from them without a word. So each says the id of its run, and nobody
-# takes up, counts or deletes one of another. `run_id` is None where no run asks.
+# Checkpoints of another run with the same data and seed fit in all other respects: after a restore
+# from the wrong backup, a run would silently continue from them. So each has the id of its run, and
+# no run loads, counts or deletes one of another. `run_id` None: any run is accepted.
 
 
 def of_another(manifest: Mapping[str, Any], run_id: str | None) -> bool:
-    """Does the manifest say another run?"""
+    """Does the manifest belong to another run?"""
     return run_id is not None and manifest.get("run_id") != run_id
 
 
 def refused(manifest: Mapping[str, Any], run_id: str | None) -> str | None:
-    """Why a run cannot go on from it, with the rule and the fix; None where it can."""
+    """Why a run cannot resume from it, with the rule and the fix; None if it can."""
     if run_id is None:
         return None
     if of_another(manifest, run_id):
         return (
-            f"it is of run {manifest['run_id']!r:.40}, and this is run {run_id!r:.40}: put this "
-            "run's own checkpoints back, or go on with that run in its own --run-dir"
+            f"it belongs to run {manifest['run_id']!r:.40}, and this is run {run_id!r:.40}: put "
+            "this run's own checkpoints back, or continue that run in its own --run-dir"
         )
     if why := progress.wrong_meta(manifest["meta"]):
-        return f"{why}; use the version of gptddp that has written it"
+        return f"{why}; use the version of gptddp that wrote it"
     if manifest["meta"]["step"] != manifest["step"]:
         return f"meta.step is {manifest['meta']['step']}: it must be {manifest['step']}"
     return None
 
 
 def is_foreign(path: Path, run_id: str | None, unknown: bool = False) -> bool:
-    """Is this checkpoint another run's? A damaged one, which cannot say, counts as the run's own.
+    """Is this checkpoint another run's? A damaged one counts as the run's own.
 
-    `unknown`: what is returned where it cannot be read just now.
+    `unknown`: the result if it cannot be read at present.
     """
     try:
         return run_id is not None and of_another(unsealed(path), run_id)
@@ -195,7 +194,7 @@ def is_foreign(path: Path, run_id: str | None, unknown: bool = False) -> bool:
 def newest(run_dir: str | Path, run_id: str | None, known: Collection[str] = ()) -> str | None:
     """The name of this run's newest checkpoint that is not set aside. Raises OSError, as `names`.
 
-    One that cannot be read, however often it is tried, counts by its name.
+    A checkpoint that cannot be read, even after retries, counts by its name.
     """
     for name in filter(is_candidate, names(run_dir, known)):
         with contextlib.suppress(Unusable):
@@ -214,12 +213,12 @@ def commit(
     data: memoryview,
     before_rename: Callable[[], None] = lambda: None,
 ) -> str:
-    """Write a checkpoint and return its name; whatever happens, it is there whole or not at all.
+    """Write a checkpoint and return its name; whatever happens, it is complete or absent.
 
-    `manifest` has step, generation and what else the reader needs; the shard's size and hashes are
-    added here. Every byte is read again. `before_rename` runs when all is durable but the name: an
-    exception from it undoes the commit. Raises OSError; FileExistsError where this step of this
-    generation is there.
+    `manifest` has step, generation and all other fields for the reader, except the shard's size and
+    hashes. Every byte is read again. `before_rename` runs when all is durable but the name: an
+    exception from it undoes the commit. Raises OSError; FileExistsError if this step of this
+    generation exists.
     """
     root = Path(run_dir) / CHECKPOINTS
     name = name_of(manifest["step"], manifest["generation"])
@@ -234,21 +233,21 @@ def commit(
         before_rename()
         _rename_new(work, root / name, raw)
         fsync(root)
-        fsync(run_dir)  # the first commit has made `checkpoints`
+        fsync(run_dir)  # the first commit created `checkpoints`
     finally:
-        shutil.rmtree(work, ignore_errors=True)  # gone already after a success
+        shutil.rmtree(work, ignore_errors=True)  # absent after a success
     return name
 
 
 def _read_back(work: Path, entry: dict[str, Any]) -> None:
-    """Read what has been written; OSError where that is not what it should be."""
+    """Read the written bytes again. Raises OSError if they differ."""
     try:
         shard.read(work, entry)
     except Unusable as unusable:
         raise OSError(
             errno.EIO,
-            f"what was written is not what is read back ({unusable.reason}): the volume, or the "
-            "way to it, is broken",
+            f"the bytes read back are not those written ({unusable.reason}): the volume, or the "
+            "connection to it, is broken",
             str(work),
         ) from unusable
 

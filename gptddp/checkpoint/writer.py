@@ -1,8 +1,8 @@
-"""Save in the background: a copy of the tensors is all that training waits for.
+"""Save in the background: training waits only for a copy of the tensors.
 
-The copy lies in memory that another process shares, which writes it (saver.py): so a save that has
-begun is ended, whatever becomes of this process. A thread here talks with it.
-`benchmarks/checkpoint.py` says what a save costs the training.
+The copy is in memory shared with another process, which writes it (saver.py) and completes the save
+even if this process dies. A thread here talks to that process. `benchmarks/checkpoint.py` measures
+the cost of a save for the training.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Saved:
-    """The end of one save; `error` is None when the checkpoint is committed."""
+    """The result of one save; `error` is None if the checkpoint is committed."""
 
     step: int
     name: str
@@ -45,22 +45,22 @@ class Saved:
     known: Mapping[str, Any] = field(default_factory=dict)  # as given to `submit`
 
     def committed(self) -> dict[str, Any]:
-        """What the ledger says of it."""
+        """The fields of its event in the ledger."""
         names = ("step", "name", "nbytes", "stall_s", "write_s")
         return {name: getattr(self, name) for name in names} | dict(self.known)
 
 
 class Writer:
-    """Has checkpoints committed by a process of its own, one at a time. Rank 0 only.
+    """Commits checkpoints through another process, one at a time. Rank 0 only.
 
-    No failure of the disk reaches the caller as an exception: it is the `error` of the result.
-    `parent` is the checkpoint that this life was restored from. `run_id` and `config`: of the run,
-    which each of its checkpoints says. `before_commit` runs in a thread when all is written but
-    the name; an error from it prevents the commit: the run's log is synced there, so that it has
-    every step that is committed, and the lease is looked at. `left`: what the saver needs to do
-    both where this process is gone: the `lease`, and of `lines` of the log and `events` of the
-    ledger those that are not durable; None: then nothing is committed. `keep`: see
-    `retention.prune`; 0: nothing is deleted on a full disk.
+    A disk failure is not raised in the caller: it is the `error` of the result.
+    `parent`: the checkpoint that this life was restored from. `run_id` and `config`: of the run,
+    for each of its checkpoints. `before_commit` runs in a thread when all is written but the name;
+    an error from it prevents the commit. It syncs the run's log, so that the log has every
+    committed step, and checks the lease. `left`: gives the saver the means to do both if this
+    process dies: the `lease`, and the `lines` of the log and `events` of the ledger that are not
+    durable; None: the saver then commits nothing. `keep`: see `retention.prune`; 0: nothing is
+    deleted on a full disk.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Writer:
         self.keep, self.keep_every = keep, keep_every
         self.before_commit, self._left = before_commit, left
         self._staging: Staging | None = None
-        self._saver = 0  # its process id; 0: there is none
-        self._channel: Channel  # to it
+        self._saver = 0  # its process id; 0: it does not run
+        self._channel: Channel  # to the saver
         self._thread: threading.Thread | None = None
         self._results: deque[Saved] = deque()
-        self._began = 0.0  # monotonic: the save in flight
+        self._began = 0.0  # monotonic: start of the save in flight
         self._tried = ""  # the checkpoint of the last try
         self.failure: Exception | None = None  # of the last save
 
@@ -95,9 +95,9 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> Staging:
-        """Allocate memory for what all saves have, and start the saver, before the first save.
+        """Allocate the memory for all saves, and start the saver, before the first save.
 
-        Raises OSError; the first save tries it again.
+        Raises OSError; the first save then tries again.
         """
         if self._staging is None:
             self._staging = Staging(tensors)
@@ -113,11 +113,11 @@ class Writer:
         known: Mapping[str, Any] | None = None,
         anew: bool = False,
     ) -> bool:
-        """Begin to save; False where the last save still runs or has saved this very step.
+        """Begin to save; False if the last save still runs, or saved this very step.
 
         `meta` is all state that is not a tensor, as JSON. The tensors (any device, stride and
-        dtype) may change as soon as this returns. `known`: what the ledger is to have of it.
-        `anew`: also where it is the state that this life was restored from.
+        dtype) may change as soon as this returns. `known`: fields for its event in the ledger.
+        `anew`: save even the state that this life was restored from.
         """
         if self.busy or (self.has(step) and not anew):
             return False
@@ -130,7 +130,7 @@ class Writer:
         try:
             staging = self.prepare(tensors)
             staging.fill(tensors)
-        except OSError as error:  # no memory for it
+        except OSError as error:  # not enough memory
             self._end(step, request, 0.0, error)
             return True
         request |= {
@@ -142,8 +142,8 @@ class Writer:
             "again": self._tried == request["name"],
             "stall_s": time.perf_counter() - begin,
         }
-        # A daemon, so that a volume that hangs cannot hold up the exit; for that the thread may
-        # not be inside torch, whose C++ frames do not survive the end of the interpreter.
+        # A daemon, so that a hanging volume cannot delay the exit. The thread must not be inside
+        # torch then: its C++ frames do not survive the end of the interpreter.
         self._thread = threading.Thread(
             target=self._write, args=(step, request), name="checkpoint", daemon=True
         )
@@ -151,11 +151,11 @@ class Writer:
         return True
 
     def poll(self) -> Saved | None:
-        """The oldest result that was not handed out yet; None where there is none."""
+        """The oldest result that was not returned yet, or None."""
         return self._results.popleft() if self._results else None
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the save in flight; False where it still runs after `timeout_s`."""
+        """Wait for the save in flight; False if it still runs after `timeout_s`."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return not self.busy
@@ -176,14 +176,14 @@ class Writer:
         }
 
     def trouble(self, patience_s: float) -> str | None:
-        """Why the last save has failed, or that one is in flight for so long."""
+        """Why the last save failed, or that one has run for over `patience_s`; else None."""
         waited_s = time.monotonic() - self._began
         if self.busy and waited_s > patience_s:
-            return f"a checkpoint has been in the writing for {waited_s:.0f} s"
+            return f"the save of a checkpoint has run for {waited_s:.0f} s"
         return _explain(self.failure) if self.failure else None
 
     def has(self, step: int) -> bool:
-        """Is this step the one last committed, or the one that this life was restored from."""
+        """Is this step the last committed one, or the one that this life was restored from?"""
         return self.parent is not None and store.order(self.parent)[1] == step
 
     # -- in the thread
@@ -208,12 +208,12 @@ class Writer:
         self._results.append(Saved(step, *about, write_s, error, request["known"]))
 
     def _save(self, request: dict[str, Any]) -> None:
-        """Have the saver do it. Raises what has kept it from that."""
+        """Let the saver save. Raises the error that prevented it."""
         assert self._staging
         if not self._saver:
             self._start(self._staging)
         refusal: Exception | None = None
-        with contextlib.suppress(OSError):  # it is gone, as what it says then shows
+        with contextlib.suppress(OSError):  # the saver is gone: `receive` returns None
             self._channel.send(**request)
         while (said := self._channel.receive()) is not None:
             if "ready" in said:
@@ -228,7 +228,7 @@ class Writer:
         raise self._lost()
 
     def _refusal(self) -> Exception | None:
-        """What forbids to give the checkpoint its name."""
+        """The error that forbids the checkpoint's name, or None."""
         try:
             self.before_commit()
         except Exception as exception:
@@ -246,14 +246,14 @@ class Writer:
             try:
                 for fd in numbers:
                     os.set_inheritable(fd, True)
-                # its own session: no Ctrl-C of a terminal ends it
+                # in another session, so that Ctrl-C in a terminal does not end it
                 env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
                 self._saver = os.posix_spawn(sys.executable, args, env, setsid=True)
             finally:
                 os.set_inheritable(staging.fd, False)
 
     def _lost(self) -> OSError:
-        """The saver is gone: the next save starts another."""
+        """The error for a saver that is gone; the next save starts another."""
         pid, self._saver = self._saver, 0
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
@@ -262,14 +262,14 @@ class Writer:
 
 
 def _from_message(error: Mapping[str, Any]) -> Exception:
-    """What the saver has made a message of (`as_message`)."""
+    """The inverse of `as_message` in the saver."""
     if "errno" in error:
         return OSError(error["errno"], error["strerror"], error["file"])
     return CheckpointError(error["text"])
 
 
 def _explain(error: Exception) -> str:
-    """One line for the log: what failed and, where we know it, the fix."""
+    """One line for the log: the failure and, if known, the fix."""
     if isinstance(error, OSError):
         return explain(error)
     return str(error) if isinstance(error, GptddpError | Unusable) else repr(error)

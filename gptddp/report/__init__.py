@@ -1,1 +1,1 @@
-"""A run on one page, for people who would rather look than read: `gptddp report`."""
+"""Draw runs on one HTML page: `gptddp report`."""

@@ -1,4 +1,4 @@
-"""The plots over the steps, as figures of Plotly: plain data, to which the page gives colours."""
+"""The plots over the steps, as plain data for Plotly; the page adds the colours."""
 
 import math
 from collections.abc import Sequence
@@ -10,29 +10,29 @@ from gptddp.errors import visible
 from gptddp.report import happenings
 from gptddp.report.run_record import RunRecord
 
-MOST_POINTS = 1000  # buckets of a series; two points of each are drawn
-MOST_LIVES = 200  # that are marked: of more, the newest
-MANY = 600  # steps: of more, lines are smoothed unless another choice is made
+MOST_POINTS = 1000  # buckets of a series, with two points each
+MOST_LIVES = 200  # marks of the newest lives
+MANY = 600  # steps; the lines of longer runs are smoothed by default
 NOISY = ("loss", "tok_s", "grad_norm", "data_wait_s")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
-# field of the log, heading, unit of the axis, what it says
+# field of the log, heading, unit of the axis, explanation
 PANELS = (
-    ("loss", "Loss", "nats a token", "The mean loss of each step, and that of evaluations."),
+    ("loss", "Loss", "nats a token", "The mean loss of each step and of each evaluation."),
     ("val_bpb", "Bits per byte", "bits a byte",
-     "Of evaluations: the loss that does not depend on the tokenizer."),
-    ("tok_s", "Throughput", "tokens/s", "Tokens of all ranks a second, step by step."),
-    ("world_size", "World size", "ranks", "How many ranks trained together."),
-    ("lr", "Learning rate", "", "Of each step; other rates of the optimizer follow it."),
-    ("grad_norm", "Gradient norm", "", "Before it is clipped."),
-    ("data_wait_s", "Wait for data", "seconds", "How long rank 0 waited for the rows of a step."),
+     "The validation loss in a unit that does not depend on the tokenizer."),
+    ("tok_s", "Throughput", "tokens/s", "Tokens per second of all ranks, for each step."),
+    ("world_size", "World size", "ranks", "The number of ranks that train together."),
+    ("lr", "Learning rate", "", "The rate of each step; the optimizer's other rates follow it."),
+    ("grad_norm", "Gradient norm", "", "The norm of each step before clipping."),
+    ("data_wait_s", "Wait for data", "seconds", "Rank 0's wait for the rows of each step."),
 )  # fmt: skip
 
 Trace = dict[str, Any]
 
 
 def panels(runs: Sequence[RunRecord], names: Sequence[str]) -> list[dict[str, Any]]:
-    """A figure for each field of the log that any of these runs has; `names`: of the runs."""
+    """One figure for each field of the log that any run has; `names`: of the runs."""
     labels = [visible(name) if len(runs) > 1 else "" for name in names]
     found = []
     for name, title, unit, note in PANELS:
@@ -47,7 +47,7 @@ def panels(runs: Sequence[RunRecord], names: Sequence[str]) -> list[dict[str, An
 
 
 def _at(run: RunRecord, steps: Sequence[int]) -> dict[str, list[float]]:
-    """Where steps lie on each x axis; time: seconds since the run began. [] where not known."""
+    """The place of steps on each x axis; time: seconds since the run began. [] if unknown."""
     found: dict[str, list[float]] = {"steps": list(steps), "tokens": [], "time": []}
     began = run.lives[0].began if run.lives else min(run.series["time"], default=0.0)
     for name, zero in (("tokens", 0.0), ("time", began)):
@@ -57,7 +57,7 @@ def _at(run: RunRecord, steps: Sequence[int]) -> dict[str, list[float]]:
 
 
 def _lines(name: str, runs: Sequence[RunRecord], number: int, label: str) -> list[Trace]:
-    """The line of a run, thinned; beside the loss of steps that of evaluations."""
+    """The line of a run, thinned; for the loss, also the line of the evaluations."""
     fields = {"loss": "training", "val_loss": "validation"} if name == "loss" else {name: ""}
     run, most = runs[number], max(100, MOST_POINTS // len(runs))
     found = []
@@ -74,12 +74,12 @@ def _lines(name: str, runs: Sequence[RunRecord], number: int, label: str) -> lis
             "run": number,
             "kind": "points" if of_evaluations else "line",
             "colour": number if len(runs) > 1 else int(of_evaluations),
-            # as many colours as dashes: the seventh run has the first one's colour, another dash
+            # six colours and six dashes: the seventh run has the first run's colour, another dash
             "dash": DASHES[number // len(DASHES) % len(DASHES)],
             "symbol": SYMBOLS[(number + number // len(SYMBOLS)) % len(SYMBOLS)],
             "steps": name == "world_size",
         }
-        if name in NOISY and not of_evaluations:  # the page smooths these, or all points
+        if name in NOISY and not of_evaluations:  # the page smooths the means, or all points
             thinned = means(values, most) if len(picked) < len(values) else []
             x = _at(run, [run.steps[i] for i, _ in thinned])
             trace["means"] = {"x": x, "y": [it for _, it in thinned]}
@@ -92,10 +92,10 @@ def _name(*parts: str) -> str:
 
 
 def thin(values: Sequence[float], most: int = MOST_POINTS) -> list[int]:
-    """Which points to draw, by index, in order: of each bucket the least and the largest.
+    """The indices of the points to draw, in order: the least and the largest of each bucket.
 
-    Buckets have equally many points. The first and the last finite point of all are kept as well.
-    NaN and infinity are left out, but where all points are drawn: there they are gaps of the line.
+    Buckets have equally many points. The first and the last finite point are kept too. NaN and
+    infinity are skipped, except if all points are drawn: then they are gaps in the line.
     """
     numbers = np.asarray(values, dtype=np.float64)
     finite = np.flatnonzero(np.isfinite(numbers))
@@ -110,14 +110,14 @@ def thin(values: Sequence[float], most: int = MOST_POINTS) -> list[int]:
 
 
 def means(values: Sequence[float], most: int = MOST_POINTS) -> list[tuple[int, float]]:
-    """The mean of each bucket, at the index in its middle; of a series that is thinned."""
+    """The mean of each bucket of a thinned series, at the index in its middle."""
     numbers = np.asarray(values, dtype=np.float64)
     buckets = filter(len, np.array_split(np.flatnonzero(np.isfinite(numbers)), most))
     return [(int(it[len(it) // 2]), float(numbers[it].mean())) for it in buckets]
 
 
 def _marks(name: str, runs: Sequence[RunRecord], number: int, label: str) -> list[Trace]:
-    """Restarts above, all else below them; with words for each."""
+    """The marks of restarts and, below them, of other events, each with a text."""
     run, others = runs[number], happenings.others(runs[number])
     shown = [("restart", happenings.restarts(run)[-MOST_LIVES:], 0.97, "triangle-down")]
     if name == "loss":

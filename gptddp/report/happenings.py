@@ -1,4 +1,4 @@
-"""What has happened to a run at which step, in words: restarts with their cost, and all else."""
+"""Texts for the events of a run, by step: restarts with their cost, and all other events."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,38 +11,38 @@ from gptddp.run import moves
 from gptddp.run.code_of_steps import named
 from gptddp.units import duration, many, value
 
-Notes = list[tuple[int, str]]  # step, words
+Notes = list[tuple[int, str]]  # step, text
 
 
 def restarts(run: RunRecord) -> Notes:
-    """The step at which each life but the first went on, with cause, split and cost."""
+    """The step from which each life but the first continued, with cause, cost and its split."""
     found = []
     for before, life in zip(run.lives, run.lives[1:], strict=False):
         if type(step := life.start.get("step")) is not int:
             continue
-        cost = "the steps went on" if life.took_over else "no step was done"
+        cost = "training continued" if life.took_over else "training paused"
         if life.parts:
             cost = f"{duration(life.lost_s)} ({', '.join(parts(life))})"
         why = visible(cause(before, life))
         again = many(life.redone, "step")
-        found.append((step, f"life {life.generation}: {why}; {cost}; {again} again"))
+        found.append((step, f"life {life.generation}: {why}; {cost}; {again} done again"))
     return found
 
 
 def cause(before: LifeRecord, life: LifeRecord) -> str:
-    """Why a life followed."""
+    """The cause of a restart."""
     if moved(before, life):
-        return "stopped by its launcher: pods came or went"
+        return "stopped by its launcher: pods joined or left"
     return before.why_over
 
 
 def parts(life: LifeRecord) -> list[str]:
-    """The split of what it cost to go on."""
+    """The split of a restart's cost."""
     return [f"{name} {duration(it)}" for name, it in life.parts.items()]
 
 
 def others(run: RunRecord) -> Notes:
-    """What else has happened at a step."""
+    """All other events at a step."""
     found = [(step, "skipped: loss or gradient not finite") for step in run.skipped]
     for event in run.events:
         if (what := _words(event)) and type(step := event.get("step")) is int:
@@ -51,7 +51,7 @@ def others(run: RunRecord) -> Notes:
 
 
 def _words(event: Mapping[str, Any]) -> str:
-    """An event in words; "" for those that have a place of their own on the page."""
+    """The text of an event; "" for events in other sections of the page."""
     names = ", ".join(map(str, it)) if isinstance(it := event.get("names"), list) else ""
     took = duration(number(event.get("seconds")))
     match event["event"]:
@@ -60,23 +60,23 @@ def _words(event: Mapping[str, Any]) -> str:
         case "changed":
             return f"{event.get('field')}: {event.get('old')} -> {event.get('new')}"
         case "quarantine":
-            return f"left out for good: {names}"
+            return f"skipped for good: {names}"
         case "diverged":
             return f"ranks differed: {names}"
         case "checkpoint" if event.get("error"):
             return f"a save failed: {event['error']}"
         case "spike":
             high, usual = number(event.get("value")), number(event.get("usual"))
-            return f"{event.get('field')} is {value(high)}, where {value(usual)} is usual"
+            return f"{event.get('field')} is {value(high)}, but usually {value(usual)}"
         case "world":
-            with suppress(LookupError, TypeError, ValueError):  # foreign
+            with suppress(LookupError, TypeError, ValueError):  # invalid
                 return moves.moved(event)
         case "slow":
             return f"{event.get('name')} is slow: {number(event.get('ratio')):.1f} times the median"
         case "slow_end":
-            return f"{event.get('name')} is not slow any more, after {took}"
+            return f"{event.get('name')} is no longer slow, after {took}"
         case "stall":
             return f"the step does not move, after {took}: {event.get('where')} ({names})"
         case "stall_end":
-            return f"the step has moved, after {took}"
+            return f"the step moves again, after {took}"
     return ""

@@ -1,4 +1,4 @@
-// A zoom of one plot over the steps is one of all; the others' y follows what is to be seen.
+// A zoom of one plot over the steps zooms all; the y axes fit the visible points.
 let busy = false;
 async function zoomed(from, change) {
   if (busy) return;
@@ -38,7 +38,7 @@ function seen(it, [a, b]) {
   return [it.low === 0 && !isLog(it) ? 0 : low - room, high + room];
 }
 
-// Keys: from point to point, and zoom.
+// Keys move between points, and zoom.
 function keys(it) {
   const div = $(it.id),
     readout = div.parentElement.querySelector(".readout");
@@ -84,7 +84,7 @@ function keys(it) {
   div.on("plotly_unhover", () => narrow.matches && (readout.textContent = ""));
 }
 
-// What all lines say at a place, or nearest to it; and the marks there.
+// The values of all lines at x or nearest to it, and the marks at x.
 function words(it, x) {
   const lines = it.drawn.flatMap((t) => {
     const near = (i) => Math.abs(t.at[i] - x) / (whole[1] - whole[0]);

@@ -1,4 +1,4 @@
-"""The lives of a run: how each began and ended, and what it cost to go on."""
+"""The lives of a run: the start, the end and the cost of each restart."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,25 +9,25 @@ from typing import Any
 
 from gptddp.run.owners import Owners
 
-MOST_RANKS = 1 << 16  # of a life; a ledger that says more is damaged
+MOST_RANKS = 1 << 16  # of a life; a ledger with more is damaged
 _BUDGETS = {
     "steps": "all its steps were done",
-    "max_tokens": "its tokens were used up",
-    "max_time": "its time was used up",
+    "max_tokens": "its token budget was used up",
+    "max_time": "its time budget was used up",
     "stopped": "stopped by a signal",
 }
-_CLOSED = "Connection closed by peer"  # Gloo: the process at the other end is gone
+_CLOSED = "Connection closed by peer"  # by Gloo, if the process at the other end is gone
 
 
 @dataclass
 class LifeRecord:
-    """One life, as the ledger has it: its events, and what `Owners` counts of them."""
+    """One life in the ledger: its events, and values from `Owners`."""
 
     start: Mapping[str, Any] = field(default_factory=dict)
     stop: Mapping[str, Any] = field(default_factory=dict)
     end: Mapping[str, Any] = field(default_factory=dict)
-    follows_fault: bool = False  # was the end of the life before unasked for?
-    free_since: float = 0.0  # when that was, in unix seconds; 0: not known
+    follows_fault: bool = False  # did nobody request the end of the life before?
+    free_since: float = 0.0  # the time of that end, in unix seconds; 0: unknown
 
     @property
     def generation(self) -> int:
@@ -35,7 +35,7 @@ class LifeRecord:
 
     @property
     def began(self) -> float:
-        """When rank 0 of it began, in unix seconds."""
+        """The start of its rank 0, in unix seconds."""
         return float(self.start["time"]) - number(self.start.get("seconds"))
 
     @property
@@ -46,33 +46,33 @@ class LifeRecord:
 
     @property
     def cause(self) -> str:
-        """Why it ended, in the ledger's words; "": it runs, or nothing says why."""
+        """The cause of its end in the ledger; "": it runs, or the cause is not recorded."""
         return str((self.stop or self.end).get("cause", ""))
 
     @property
     def why_over(self) -> str:
-        """Why it ended, in plain words for budgets, signals and lost connections."""
-        lost = "another rank was gone: " if _CLOSED in self.cause else ""
-        return lost + (_BUDGETS.get(self.cause, self.cause) or "nothing says why")
+        """The cause of its end, in plain words for budgets, signals and lost connections."""
+        lost = "another rank was lost: " if _CLOSED in self.cause else ""
+        return lost + (_BUDGETS.get(self.cause, self.cause) or "cause not recorded")
 
     @property
     def took_over(self) -> bool:
-        """Has a new rank 0 begun it while the steps went on?"""
+        """Did a new rank 0 begin it while training continued?"""
         return self.start.get("source") == "memory"
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds from the end of the life before to its first step; {}: not known, or none."""
+        """Seconds from the end of the life before to its first step; {}: unknown, or none."""
         if not self.free_since or self.took_over:
             return {}
-        before = "recovery" if self.follows_fault else "stopped"  # nobody forms a world then
+        before = "recovery" if self.follows_fault else "stopped"  # no world was formed then
         until, took = float(self.start["time"]), number(self.start.get("seconds"))
         gap = max(0.0, until - self.free_since)
         return {before: gap - min(gap, max(0.0, took)), "reload": min(gap, max(0.0, took))}
 
     @property
     def lost_s(self) -> float:
-        """The sum of them."""
+        """The sum of the parts."""
         return sum(self.parts.values())
 
     @property
@@ -83,7 +83,7 @@ class LifeRecord:
 
 @dataclass
 class WorldRecord:
-    """Ranks that were together, as `Owners` counts their seconds: from a start, or a loss, on."""
+    """The ranks of one world, with their seconds from `Owners`; it begins at a start or a loss."""
 
     began: float  # unix seconds
     world_size: int
@@ -95,9 +95,9 @@ class WorldRecord:
 def lives_of(
     events: Sequence[Mapping[str, Any]],
 ) -> tuple[list[LifeRecord], list[WorldRecord], Owners]:
-    """By generation, their worlds, and the rank-seconds of all.
+    """The lives by generation, their worlds, and the rank-seconds of all lives.
 
-    A life whose start is missing is left out.
+    A life without a start is skipped.
     """
     found: dict[int, LifeRecord] = {}
     worlds: list[WorldRecord] = []
@@ -123,12 +123,12 @@ def lives_of(
 
 
 def moved(before: LifeRecord, life: LifeRecord) -> bool:
-    """Did its launcher stop a life for pods that came or went, and go on with this one?"""
+    """Did its launcher stop a life as pods joined or left, and continue with this one?"""
     return before.cause == "stopped" and life.follows_fault
 
 
 def number(value: Any, none: float = 0.0) -> float:
-    """`none` for what is no finite number."""
+    """The value as a float; `none` if it is not a finite number."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         with suppress(OverflowError):  # an integer of hundreds of digits
             if math.isfinite(found := float(value)):

@@ -9,10 +9,10 @@ const colour = (name) =>
     .trim();
 const steps = (it) => it.traces !== undefined;
 const largest = (numbers) => numbers.reduce((a, b) => Math.max(a, b), 0) || 1;
-let whole = [0, 1]; // the range of all x axes but those of the ranks
+let whole = [0, 1]; // the x range of all plots except the ranks
 const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
-// Plotly itself lies in the page as gzip: the text of the page is there before it is unpacked.
+// Plotly is in the page as gzip: the text of the page is visible before it is unpacked.
 async function unpack() {
   const bytes = Uint8Array.from(atob($("plotly").textContent.trim()), (c) => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -85,7 +85,7 @@ function trace(it) {
   };
 }
 
-// On a narrow screen the readout below says it all, where no label would fit.
+// A narrow screen has no room for labels: the readout below shows the values.
 const hover = (hovertemplate) => (narrow.matches ? { hoverinfo: "none" } : { hovertemplate });
 
 function curves(it) {
@@ -155,6 +155,6 @@ async function main() {
 }
 main().catch((error) => {
   for (const it of document.querySelectorAll(".plot"))
-    it.textContent = "This browser cannot draw the plots: gptddp log has their numbers.";
+    it.textContent = "This browser cannot draw the plots: gptddp log prints their numbers.";
   throw error;
 });

@@ -1,4 +1,4 @@
-"""Runs -> one HTML page that needs no network."""
+"""Write runs to one HTML page that needs no network."""
 
 import base64
 import gzip
@@ -18,14 +18,14 @@ from gptddp.report.sections import compared, sections
 from gptddp.report.side_by_side import names_of, table_of
 
 MARK = b'<meta name="generator" content="gptddp report">'
-EVERY_S = 5  # from one page to the next, at least
-PATIENCE_S = 120.0  # that a run is waited for which was going on: after a fault it starts again
+EVERY_S = 5  # least time between two pages
+PATIENCE_S = 120.0  # wait for a run that was running: after a fault it starts again
 
 
 def watch(paths: Sequence[Path], out: Path) -> None:
-    """Write the page again and again until no run goes on, or Ctrl-C: an open one loads itself.
+    """Write the page again and again until no run is running, or Ctrl-C. An open page reloads.
 
-    Raises what `report` raises.
+    Raises the errors of `report`.
     """
     until = 0.0
     try:
@@ -36,21 +36,21 @@ def watch(paths: Sequence[Path], out: Path) -> None:
                 until = began + PATIENCE_S
             if began > until or not {"running", "stopped", "lost"} & set(states):
                 break
-            time.sleep(max(EVERY_S, 4 * (time.monotonic() - began)))  # hardly a load
+            time.sleep(max(EVERY_S, 4 * (time.monotonic() - began)))  # at most a fifth of a core
     except KeyboardInterrupt:
         pass
     report(paths, out)
 
 
 def report(paths: Sequence[Path], out: Path, every_s: int = 0) -> tuple[int, list[str]]:
-    """Write the page; its bytes and the states of its runs. Raises ConfigError, OSError.
+    """Write the page; return its bytes and the states of its runs. Raises ConfigError, OSError.
 
-    A run that is given twice is drawn once, and no file is replaced but an older page. every_s:
-    the page loads itself again after so many seconds; 0: it does not.
+    A run that is given twice is drawn once. Only an older page is replaced, no other file.
+    every_s: the page reloads itself after so many seconds; 0: it does not.
     """
     plots = _plots()
     if exists(out) and not (exists(out, stat.S_ISREG) and _is_page(out)):
-        raise ConfigError(f"--out {out} is there, and is no page of gptddp report: give another")
+        raise ConfigError(f"--out {out} exists and is not a page of gptddp report: give another")
     make_folder(out.resolve().parent)
     runs = [read(path) for path in {path.resolve(): path for path in paths}.values()]
     drawn = list(map(sections, runs, names_of([run.path for run in runs])))
@@ -65,7 +65,7 @@ def _is_page(path: Path) -> bool:
 
 
 def _plots() -> str:
-    """The library that plots, as JavaScript."""
+    """The JavaScript of the plotting library. Raises ConfigError if it is not installed."""
     try:
         import jinja2  # noqa: F401
         from plotly.offline import get_plotlyjs

@@ -1,4 +1,4 @@
-// The picture of the ranks: columns of equal seconds, in pieces between which a stop is cut out.
+// The picture of the ranks: columns of equal duration, in pieces; stops between them are cut out.
 const pieceAt = (it, column) => it.pieces.findLast((piece) => piece[0] <= column) || it.pieces[0];
 const timeAt = (it, column) => {
   const [from, , seconds] = pieceAt(it, column);
@@ -22,7 +22,7 @@ function ticks(it, [from, to], pixels) {
     ].find((s) => s > room) || 31536000;
   let day = "";
   for (const [left, right, seconds] of it.pieces) {
-    let first = true; // of a piece: rather that than the last of the piece before
+    let first = true; // a piece's first tick replaces the last tick of the piece before
     for (let at = Math.ceil(seconds / by) * by; ; at += by) {
       const column = left + (at - seconds) / it.width;
       if (column > right || column > to) break;
@@ -56,7 +56,7 @@ function strip(it) {
       const words = Object.entries(parts).map(([owner, k]) =>
         k === it.perRow ? owner : `${owner} ${k}/${it.perRow}`,
       );
-      return `${clock(timeAt(it, column + 0.5))} UTC, ${name}: ${words.join(", ") || "not there"}`;
+      return `${clock(timeAt(it, column + 0.5))} UTC, ${name}: ${words.join(", ") || "no data"}`;
     });
   });
   const text = z.map((_, line) => it.words[Math.floor(line / it.perRow)]);

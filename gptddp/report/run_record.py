@@ -1,7 +1,7 @@
-"""All that the page says of a run, read once: log, ledger, checkpoints, errors, samples.
+"""Read all data of a run for the page: log, ledger, checkpoints, errors, samples.
 
-Nothing is counted here that has been counted elsewhere: rank-seconds are those of the ledger's sum,
-steps those of `gptddp log`, checkpoints those of `gptddp checkpoints`.
+Counts are not computed again here: rank-seconds are from the sums of the ledger, steps from the
+code of `gptddp log`, checkpoints from the code of `gptddp checkpoints`.
 """
 
 import contextlib
@@ -32,16 +32,16 @@ MOST_FAULTS = 20
 
 @dataclass
 class RunRecord:
-    """One run. Times are unix seconds; a list of a series has a number for each of `steps`."""
+    """One run. Times are unix seconds; each series has one number for each of `steps`."""
 
     path: Path
     events: list[dict[str, Any]]
     checkpoints: list[Status] = field(default_factory=list)
-    faults: list[dict[str, Any]] = field(default_factory=list)  # the trainer's own errors
+    faults: list[dict[str, Any]] = field(default_factory=list)  # errors of the trainer
     samples: dict[int, str] = field(default_factory=dict)  # texts, by step
-    wrong: list[str] = field(default_factory=list)  # what of its files is not as it should be
-    dataset: str = ""  # the hash of the data; "": not known
-    log_wrong: bool = False  # is the log among them?
+    wrong: list[str] = field(default_factory=list)  # problems with its files
+    dataset: str = ""  # the hash of the data; "": unknown
+    log_wrong: bool = False  # does the log have problems?
     config: Config | None = None
     lives: list[LifeRecord] = field(default_factory=list)
     worlds: list[WorldRecord] = field(default_factory=list)
@@ -61,12 +61,12 @@ class RunRecord:
 
     @property
     def done(self) -> int:
-        """The last step that is known to be done, be the log whole or not."""
+        """The last step that was done, by log or ledger."""
         ends = [it.stop or it.end for it in self.lives[-1:]]
         return max([self.step, *(int(number(it.get("step"))) for it in ends)])
 
     def newest(self, name: str) -> float | None:
-        """The last number in this series."""
+        """The last finite number in this series."""
         return next(filter(math.isfinite, reversed(self.series[name])), None)
 
     def events_of(self, kind: str) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def read(path: Path) -> RunRecord:
 
 
 def read_briefly(path: Path) -> RunRecord:
-    """A run with its evaluations and last steps only, and its log unchecked. Raises OSError."""
+    """A run with only its evaluations and last steps; the log is not checked. Raises OSError."""
     run = RunRecord(path, read_ledger(path))
     _read_lives(run)
     most = run.config.max_skipped if run.config else 0
@@ -92,19 +92,19 @@ def read_briefly(path: Path) -> RunRecord:
     for step in sorted(lines):
         _add(run, lines[step])
     if 0 < run.step < run.done:
-        run.wrong.append(f"its log ends at step {run.step}, {run.done} are done")
+        run.wrong.append(f"its log ends at step {run.step}, but {run.done} steps are done")
     return run
 
 
 def _read_lives(run: RunRecord, *newest: dict[str, Any]) -> None:
-    """What the ledger says, and what the log knows of its newest life."""
+    """Add the data of the ledger, and the event `newest` of its newest life, from the log."""
     path = run.path
-    run.wrong += [f"{path / LEDGER}: left out: {it}" for it in summary.read(path).left_out]
+    run.wrong += [f"{path / LEDGER}: skipped: {it}" for it in summary.read(path).left_out]
     run.lives, run.worlds, run.owners = lives_of([*run.events, *newest])
     if not run.lives and log_generations(path):
         run.wrong.append(
-            f"{path / LEDGER} knows of no life of {path}, whose log has steps: lives, restarts "
-            "and seconds are not known: put it back from a backup"
+            f"{path / LEDGER} has no life, but the log of {path} has steps: lives, restarts and "
+            "rank-seconds are unknown: put the ledger back from a backup"
         )
     recorded = [it for life in run.lives if isinstance(it := life.start.get("config"), dict)]
     run.dataset = str(run.lives[-1].start.get("dataset", "")) if run.lives else ""
@@ -117,9 +117,9 @@ def _read_lives(run: RunRecord, *newest: dict[str, Any]) -> None:
 
 
 def _read_log(run: RunRecord) -> dict[str, Any]:
-    """Every step once, into the series; what of the log is wrong is added.
+    """Add every step once to the series, and the errors of the log.
 
-    Returns where the seconds had gone when the log last said it, as an event that tells of it.
+    Returns the last phases in the log, as an event that has them.
     """
     check, newest = log_check.LogCheck(run.path), {}
     for life, line in logged(run.path):
@@ -138,7 +138,7 @@ def _read_log(run: RunRecord) -> dict[str, Any]:
 
 
 def _add(run: RunRecord, line: dict[str, Any]) -> None:
-    """One more step, into the series."""
+    """Add one more step to the series."""
     run.steps.append(line["step"])
     for name, series in run.series.items():
         series.append(number(line.get(name), none=math.nan))
@@ -148,7 +148,7 @@ def _add(run: RunRecord, line: dict[str, Any]) -> None:
 
 
 def samples(path: Path) -> dict[int, str]:
-    """The texts that rank 0 has written, by step: of several lives the newest's."""
+    """The texts that rank 0 has written, by step: each from the newest life with that step."""
     found: dict[int, tuple[int, str]] = {}
     with contextlib.suppress(OSError), (path / SAMPLES).open("rb") as file:
         for it in filter(None, map(parse, file)):
@@ -161,7 +161,7 @@ def samples(path: Path) -> dict[int, str]:
 
 
 def _faults(path: Path) -> list[dict[str, Any]]:
-    """The newest errors of the trainer's own, as they were recorded."""
+    """The newest errors of the trainer, as recorded."""
     found = []
     for file in (path / FAULTS).glob("*.*.*.json"):
         with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The sections of the page about one run, as rows of text."""
+"""The page's sections about one run, as rows of text."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,21 +15,21 @@ from gptddp.units import amount, clock, duration, many, percent, size, value
 MOST_ROWS = 60  # of a table
 MOST_SAMPLES = 12
 MOST_TEXT = 10_000  # characters of a traceback
-Pairs = list[tuple[str, str]]  # a name and what it is
+Pairs = list[tuple[str, str]]  # a name and its value
 Table = dict[str, Any]
 
 
 def _table(
     head: str, rows: Sequence[Sequence[Any]], caption: str = "", most: int = MOST_ROWS
 ) -> Table:
-    """Headings of columns, separated by `|`, and rows of cells: of too many the last."""
+    """A table from column headings, separated by `|`, and its last `most` rows of cells."""
     cells = [[visible_lines(cell) for cell in row] for row in rows[-most:]]
     more = len(rows) - len(cells)
     return {"head": head.split("|"), "rows": cells, "caption": caption, "more": more}
 
 
 def compared(it: side_by_side.Table) -> Table:
-    """The runs side by side, and which of them are the best."""
+    """The runs side by side, with a mark for the best ones."""
     found = _table("|".join(it.head), list(map(it.cells, it.rows)), it.caption, len(it.rows))
     return {**found, "best": [row["best"] for row in it.rows]}
 
@@ -57,7 +57,7 @@ def sections(run: RunRecord, name: str) -> dict[str, Any]:
 
 
 def tiles(run: RunRecord, state: str) -> Pairs:
-    """The few numbers to see first."""
+    """The most important numbers."""
     rows = [("steps", f"{run.step:,}"), ("tokens", amount(number(run.last.get("tokens"))))]
     if state == "running" and (left_s := verdict.left_s(run)) is not None:
         rows.append(("ETA", duration(int(left_s))))
@@ -69,13 +69,13 @@ def tiles(run: RunRecord, state: str) -> Pairs:
         rows.append(("goodput", percent(part)))
     rows.append(("lives (starts)", f"{len(run.lives):,}"))
     if run.lives:
-        rows.append(("ranks at last", f"{run.lives[-1].world_size:,}"))
+        rows.append(("ranks (last life)", f"{run.lives[-1].world_size:,}"))
         rows.append(("elapsed", duration(verdict.elapsed(run))))
     return rows
 
 
 def activities(run: RunRecord) -> list[dict[str, Any]]:
-    """Each use of rank-seconds, as gptddp_run_lost_seconds has them; training is the goodput."""
+    """The categories of rank-seconds, as in gptddp_run_lost_seconds; training is the goodput."""
     seconds = run.owners.so_far()
     total = sum(seconds.values())
     return [
@@ -92,12 +92,12 @@ def activities(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def lives(run: RunRecord, state: str) -> Table:
-    """How each life began and ended, the newest of them."""
+    """The start and the end of the newest lives."""
     rows = []
     for i, life in enumerate(run.lives):
         following = run.lives[i + 1] if i + 1 < len(run.lives) else None
         over = happenings.cause(life, following) if following else life.cause and life.why_over
-        going = {"running": "it runs", "finished": "the last step"}.get(state, "no word")
+        going = {"running": "running", "finished": "the last step"}.get(state, "not recorded")
         took = duration(life.lost_s) + " after a stop" * (i > 0 and not life.follows_fault)
         rows.append(
             [
@@ -112,12 +112,12 @@ def lives(run: RunRecord, state: str) -> Table:
                 value(life.start.get("redo")),
             ]
         )
-    head = "life|began (UTC)|ranks|from step|from|ended by|until steps went on|split"
-    return _table(f"{head}|steps again", rows)
+    head = "life|began (UTC)|ranks|from step|from|ended by|pause before|split of the pause"
+    return _table(f"{head}|steps done again", rows)
 
 
 def checkpoints(run: RunRecord) -> Table:
-    """Those that are there, and what their saves took."""
+    """The existing checkpoints, with the duration of their saves."""
     events = run.events_of("checkpoint")
     saves = {str(it.get("name")): it for it in events if not it.get("error")}
     rows, took_s = [], ("stall_s", "write_s")
@@ -128,27 +128,27 @@ def checkpoints(run: RunRecord) -> Table:
         about = it.name, f"{it.step:,}", it.state, size(it.nbytes), saved
         rows.append([*about, *took, it.reason])
     failed = len([it for it in events if it.get("error")])
-    there = f"{len(rows):,} {'is' if len(rows) == 1 else 'are'} there now"
+    there = f"{len(rows):,} {'exists' if len(rows) == 1 else 'exist'} now"
     caption = f"{many(len(saves), 'save')} in all, {failed:,} failed; {there}."
-    head = "name|step|state|size|saved (UTC)|taken from training|written in|what is wrong"
+    head = "name|step|state|size|saved (UTC)|training paused|write time|problem"
     return _table(head, rows, caption)
 
 
 def samples(run: RunRecord) -> Table:
-    """Texts of the model, to its last evaluation: as many of them as can be read."""
+    """Texts of the model, evenly spaced up to the last one, at most MOST_SAMPLES."""
     steps = list(run.samples)[:: -1 - len(run.samples) // MOST_SAMPLES][::-1]
     return _table("step|text", [[f"{it:,}", run.samples[it][:MOST_TEXT]] for it in steps])
 
 
 def _fault(record: dict[str, Any]) -> tuple[str, str]:
-    """An error of the trainer's own: where, and its traceback."""
+    """An error of the trainer: a line with its place, and its traceback."""
     at = f"step {record['step']}, life {record['generation']}, rank {record['rank']}"
     what = visible(f"{at} ({record.get('pod')}): {record.get('error')}")
     return what, visible_lines(record.get("traceback", ""))[-MOST_TEXT:]
 
 
 def proof(run: RunRecord) -> Pairs:
-    """The fingerprints, and whether the log is whole."""
+    """The fingerprints, and the completeness of the log."""
     rows = []
     if chain := run.last.get("chain_fp"):
         rows.append((f"chain_fp, of the rows of steps 1 to {run.step:,}", visible(chain)))
@@ -156,13 +156,13 @@ def proof(run: RunRecord) -> Pairs:
         step, found = run.state_fp
         rows.append((f"state_fp, of all tensors after step {step:,}", visible(found)))
     if run.step:
-        whole = "every step once, each follows from the one before"
-        rows.append(("the log", "not whole, see above" if run.log_wrong else whole))
+        whole = "complete: every step once, each follows from the one before"
+        rows.append(("the log", "has errors, see above" if run.log_wrong else whole))
     return rows
 
 
 def environment(run: RunRecord) -> Pairs:
-    """What the newest life ran on; a machine says its torch."""
+    """The environment of the newest life; a machine's text has the version of torch."""
     start = run.lives[-1].start if run.lives else {}
     names = {"gptddp": "version", "run id": "run_id", "device": "device", "ranks": "world_size"}
     rows = [(label, start.get(name)) for label, name in {**names, "pods or nodes": "nodes"}.items()]
@@ -176,4 +176,4 @@ def configuration(run: RunRecord) -> Table:
     values = dataclasses.asdict(run.config) if run.config else {}
     known = {name: it for name, it in values.items() if it is not None}
     rows = [[name, it, FIELDS[name].metadata["help"]] for name, it in known.items()]
-    return _table("field|value|what it is", rows, most=len(FIELDS))
+    return _table("field|value|meaning", rows, most=len(FIELDS))

@@ -1,4 +1,4 @@
-"""Runs side by side: which was best, and what differed. `gptddp runs`, and the top of the page."""
+"""Compare runs: the best first, with settings that differ. `gptddp runs`, and top of the page."""
 
 import math
 import os
@@ -17,42 +17,42 @@ from gptddp.report.run_record import RunRecord, read_briefly
 from gptddp.run.directory import CHECKPOINTS, FAULTS, is_run
 from gptddp.units import amount, value
 
-DEPTH = 3  # of folders below the one that is given
+DEPTH = 3  # levels of folders below the given one
 OTHER_DATA = (
-    "Not all are of the same dataset. Where tokenizers differ, losses (nats a token) cannot be "
-    "compared; where the validation texts are the same, bits per byte can."
+    "The runs have different datasets. If tokenizers differ, losses (nats a token) cannot be "
+    "compared; if the validation texts are the same, bits per byte can."
 )
 _NO_RUNS = (CHECKPOINTS, FAULTS, "lost+found")  # folders
 
 # For programs: run, path, best, state (of `Verdict`, or unreadable), step, progress, tokens, the
-# measure that is compared with its least value (None: not evaluated), the step of that and its
-# newest value, the settings that differ, and a note of what is wrong or missing.
+# name of the compared measure, its least value (None: not evaluated), the step of that, its newest
+# value, the settings that differ, and a note of problems and missing data.
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Runs, the best first; behind them those without an evaluation."""
+    """Runs, the best first; runs without an evaluation come last."""
 
     measure: str  # val_loss or val_bpb
-    settings: list[str]  # whose values differ: fields; `data` and `code`, by their hashes
+    settings: list[str]  # fields with different values; `data` and `code`, by their hashes
     rows: list[Row]
-    caption: str  # why numbers may not be compared
+    caption: str  # why numbers cannot be compared, or ""
 
     @property
     def head(self) -> list[str]:
-        """The columns: first what was best, and what differed."""
+        """The columns: first the best value and the settings that differ."""
         return ["run", f"best {self.measure}", *self.settings, "last", "state", "step", "tokens"]
 
     def cells(self, row: Row) -> list[str]:
-        """A row as text: no value is cut."""
+        """A row as text; values are not cut."""
         settings = [visible(row.get(it, "?")) or "none" for it in self.settings]
         end = [value(row["last"]), row["state"], row["progress"], amount(row["tokens"])]
         return [row["run"], value(row["least"]), *settings, *end]
 
 
 def find(folder: Path) -> Iterator[Path]:
-    """The run directories in a folder, which may be one itself; and what cannot be looked into."""
+    """The run directories in a folder or the folder itself, and folders that cannot be read."""
     closed: list[OSError] = []
     for name, inner, _ in os.walk(folder, onerror=closed.append, followlinks=True):
         deep = len(Path(name).parts) - len(folder.parts) >= DEPTH
@@ -61,19 +61,19 @@ def find(folder: Path) -> Iterator[Path]:
         try:
             found = is_run(Path(name))
         except OSError:
-            found = True  # `side_by_side` says why it cannot be read
+            found = True  # `side_by_side` reports why it cannot be read
         if found:
             yield Path(name)
     yield from (Path(it.filename) for it in closed if Path(it.filename) != folder)
 
 
 def side_by_side(runs: Sequence[Path]) -> Table:
-    """The table of runs in any state: one that cannot be read has a row that says so."""
+    """The table of runs in any state; the row of an unreadable run has the reason."""
     return table_of(runs, list(map(_read, runs)))
 
 
 def table_of(runs: Sequence[Path], read: Sequence[RunRecord | OSError]) -> Table:
-    """The table of runs, with what was read of each."""
+    """The table of runs; `read`: the record of each, or the error."""
     known = [it for it in read if isinstance(it, RunRecord)]
     measure, caption = _measure(known)
     every = [it for it in map(_settings, known) if it]
@@ -86,7 +86,7 @@ def table_of(runs: Sequence[Path], read: Sequence[RunRecord | OSError]) -> Table
     rows.sort(key=lambda it: math.inf if it["least"] is None else it["least"])
     comparable = measure == "val_bpb" or not caption
     if comparable and sum(it["least"] is not None for it in rows) > 1:
-        for row in rows:  # several are the best, if they are equal to the last digit
+        for row in rows:  # several are the best if they are equal to the last digit
             row["best"] = row["least"] == rows[0]["least"]
     return Table(measure, differ, rows, caption)
 
@@ -99,7 +99,7 @@ def _read(path: Path) -> RunRecord | OSError:
 
 
 def names_of(runs: Sequence[Path]) -> list[str]:
-    """What tells these paths apart: names, or paths from the folder on that all are in."""
+    """Unique names for these paths: folder names, or paths relative to their common folder."""
     paths = [path.resolve() for path in runs]
     if len({path.name for path in paths}) == len(paths):
         return [visible(path.name) for path in paths]
@@ -108,7 +108,7 @@ def names_of(runs: Sequence[Path]) -> list[str]:
 
 
 def _measure(runs: Sequence[RunRecord]) -> tuple[str, str]:
-    """By which field of the log runs are compared, and what is to be said of that."""
+    """The field of the log by which to compare runs, and a caption about it."""
     if len({run.dataset for run in runs} - {""}) < 2:
         return "val_loss", ""
     evaluated = [run for run in runs if run.newest("val_loss") is not None]
@@ -117,7 +117,7 @@ def _measure(runs: Sequence[RunRecord]) -> tuple[str, str]:
 
 
 def _settings(run: RunRecord) -> dict[str, Any]:
-    """What decides the run, but for paths and the like of one start; {}: not known."""
+    """The settings that decide a run, without paths and other values of a start; {}: unknown."""
     if run.config is None:
         return {}
     code = str(run.lives[-1].start.get("code") or "")
@@ -144,9 +144,9 @@ def _row(run: RunRecord | OSError, measure: str, differ: Sequence[str]) -> Row:
 
 
 def as_text(it: Table, width: int = 0) -> str:
-    """The table, in columns that fit `width` characters; 0: in one piece, however wide.
+    """The table, in blocks of columns that fit `width` characters; 0: one block of any width.
 
-    What does not fit follows below, behind the names of the runs.
+    Each block begins with the names of the runs.
     """
     marks = ["  ", *("* " if row["best"] else "  " for row in it.rows)]
     lines = [it.head, *map(it.cells, it.rows)]

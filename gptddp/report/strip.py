@@ -1,4 +1,4 @@
-"""What each rank was doing over time; in sum as gptddp/run/owners.py counts it."""
+"""Draw what each rank was doing over time; the sums equal those of gptddp/run/owners.py."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from gptddp.run.owners import OWNERS, owner_of
 
 COLUMNS = 360
 MOST_ROWS = 32  # more ranks are drawn in groups
-NOTHING = len(OWNERS)  # a pixel in which there was no such rank, or nothing is known
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # a pixel each
-_GAP_S = 1.0  # less than this is no gap
-_LEAST_S = 1e-3  # a millisecond: times are rounded to those
-_LAST = 1e11  # unix seconds: what is later is no time
-_LONG_STOP = 0.05  # of all other time: a longer one is cut out of the picture
+NOTHING = len(OWNERS)  # a pixel without a rank, or without data
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # one per pixel
+_GAP_S = 1.0  # shorter gaps are ignored
+_LEAST_S = 1e-3  # times are rounded to milliseconds
+_LAST = 1e11  # unix seconds: later times are invalid
+_LONG_STOP = 0.05  # fraction of all other time: longer stops are cut out of the picture
 
 
-_Place = tuple[float, float, float]  # where it is drawn, in columns: from, to; unix seconds there
+_Place = tuple[float, float, float]  # columns: from, to; unix seconds at the first
 
 
 @dataclass
 class Stretch:
-    """Seconds of each rank by activity, (OWNERS, ranks), between two moments in unix seconds."""
+    """Seconds of each rank by category, (OWNERS, ranks), between two times in unix seconds."""
 
     begin: float
     end: float
@@ -34,11 +34,11 @@ class Stretch:
 
 
 def draw(run: RunRecord) -> dict[str, Any] | None:
-    """The picture for the page; None where no life has recorded where its seconds went.
+    """The picture for the page; None if no life has recorded its seconds.
 
-    rows: the names of ranks, or of groups of them. cells: a text for each line of pixels, perRow of
-    them for a row. pieces: from column to column (fractions count), and the unix seconds of the
-    first; between two of them a stop may be cut out. width: of a column, in seconds.
+    rows: the names of ranks or groups of ranks. cells: a text for each line of pixels, perRow lines
+    for a row. pieces: from column, to column (with fractions), and the unix seconds at the first;
+    between two pieces a stop may be cut out. width: of a column, in seconds.
     """
     every = [it for it in stretches(run) if it.begin < it.end < _LAST]
     stopped = OWNERS.index("stopped")
@@ -73,7 +73,7 @@ def draw(run: RunRecord) -> dict[str, Any] | None:
 
 
 def stretches(run: RunRecord) -> list[Stretch]:
-    """All of the run, in order of time: what its ranks have told, then what lies between worlds."""
+    """All stretches of the run, by time: the recorded ones of each world, then the unrecorded."""
     found: list[Stretch] = []
     for world, following in zip(run.worlds, [*run.worlds[1:], None], strict=False):
         sums = following.until_then if following else run.owners.so_far()
@@ -83,10 +83,10 @@ def stretches(run: RunRecord) -> list[Stretch]:
             recorded = np.zeros_like(before)
             for phase, row in table.items():
                 recorded[OWNERS.index(owner_of(phase, world.follows_fault))] += row
-            # a rank that began later than rank 0 was still being formed, or started
+            # a rank that began later than rank 0 was still starting or joining
             later = OWNERS.index("recovery" if world.follows_fault else "start")
             recorded[later] += recorded[:, 0].sum() - recorded.sum(0)
-            seconds = recorded - before  # less than 0 where a second was given to another phase
+            seconds = recorded - before  # below 0 if a second was moved to another phase
             rest -= seconds.sum(1)
             end = world.began + float(recorded[:, 0].sum())
             found += [Stretch(until, end, seconds)] if i else _in_order(until, end, seconds)
@@ -96,7 +96,7 @@ def stretches(run: RunRecord) -> list[Stretch]:
 
 
 def _in_order(begin: float, end: float, seconds: np.ndarray) -> list[Stretch]:
-    """The first table of a world: what comes before its steps, and then these."""
+    """The first table of a world: the stretch before its steps, then the steps."""
     before = np.zeros_like(seconds)
     for activity in map(OWNERS.index, ("start", "recovery", "reload")):
         before[activity] = seconds[activity]
@@ -107,7 +107,7 @@ def _in_order(begin: float, end: float, seconds: np.ndarray) -> list[Stretch]:
 def _unrecorded(
     world: WorldRecord, following: WorldRecord | None, until: float, rest: np.ndarray
 ) -> Iterator[Stretch]:
-    """What is in no table: of this world's ranks, then of those that waited to be the next."""
+    """Seconds that are in no table: of this world's ranks, then of the next world's ranks."""
     between = [OWNERS.index(it) for it in ("recovery", "stopped")]
     own = np.maximum(rest, 0.0)
     own[between] = 0.0
@@ -127,7 +127,7 @@ def _unrecorded(
 
 
 def _placed(shown: list[Stretch]) -> tuple[list[_Place], float]:
-    """One behind the other, with nothing in between, and none over another; seconds a column."""
+    """The places of the stretches, without gaps and overlaps; and the seconds per column."""
     found: list[_Place] = []
     at, until = 0.0, -np.inf
     for it in shown:
@@ -140,7 +140,7 @@ def _placed(shown: list[Stretch]) -> tuple[list[_Place], float]:
 
 
 def _shares(shown: list[Stretch], placed: list[_Place], rows: int, group: int) -> np.ndarray:
-    """The share of each activity in a column's time, (columns, OWNERS, rows)."""
+    """The share of each category in a column's time, (columns, OWNERS, rows)."""
     share = np.zeros((COLUMNS, len(OWNERS), rows))
     for it, (left, right, _) in zip(shown, placed, strict=True):
         padded = np.zeros((len(OWNERS), rows * group))
@@ -152,7 +152,7 @@ def _shares(shown: list[Stretch], placed: list[_Place], rows: int, group: int) -
 
 
 def _pieces(placed: list[_Place], width: float) -> list[_Place]:
-    """Places that follow without a gap become one; a column is `width` seconds."""
+    """Join places without a gap between them; a column is `width` seconds."""
     found: list[_Place] = []
     for left, right, begin in placed:
         if found and abs(begin - found[-1][2] - (left - found[-1][0]) * width) < _GAP_S:
@@ -163,7 +163,7 @@ def _pieces(placed: list[_Place], width: float) -> list[_Place]:
 
 
 def _pixels(share: np.ndarray, per_row: int) -> np.ndarray:
-    """Whole pixels: what is too little for one in a column is handed on to the next one."""
+    """Whole pixels: a rest that is too small for one is carried over to the next column."""
     columns, activities, rows = share.shape
     cells = np.full((rows, per_row, columns), NOTHING, dtype=np.uint8)
     due = np.zeros((activities + 1, rows))

@@ -1,4 +1,4 @@
-"""What has become of a run: its state, and the verdict in a sentence."""
+"""The state of a run, and a verdict in a sentence."""
 
 import math
 import statistics
@@ -17,22 +17,22 @@ from gptddp.run.directory import LEASE
 from gptddp.run.lease import EXPIRY_S
 from gptddp.units import amount, clock, duration, many
 
-# A lease that is looked at from another machine, whose clock differs, may seem older than it is.
+# From another machine, whose clock differs, a lease may seem older than it is.
 _SILENT_S = 2.5 * EXPIRY_S
 
-_RECENT = 20  # steps, whose pace is that of now
+_RECENT = 20  # steps for the present pace
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """state: finished, running, stopped, failed or lost. why: as a sentence may have it."""
+    """state: finished, running, stopped, failed or lost. why: the reason, for a sentence."""
 
     state: str
     why: str = ""
 
 
 def verdict_of(run: RunRecord) -> Verdict:
-    """What the run is doing now. Raises OSError."""
+    """The present state of a run. Raises OSError."""
     if not run.lives:
         return Verdict("running") if _is_held(run) else Verdict("lost", "no life has begun a step")
     newest = run.lives[-1]
@@ -44,7 +44,7 @@ def verdict_of(run: RunRecord) -> Verdict:
     if _is_held(run):
         return Verdict("running")
     if error := crash_loop.first(run.path, newest.generation):
-        return Verdict("failed", f"an error of the trainer's own: {error}")
+        return Verdict("failed", f"an error of the trainer: {error}")
     most = run.config.max_skipped if run.config else None
     at_end = len(list(takewhile(set(run.skipped).__contains__, reversed(run.steps))))
     if most and at_end > most:
@@ -53,7 +53,7 @@ def verdict_of(run: RunRecord) -> Verdict:
 
 
 def _is_held(run: RunRecord) -> bool:
-    """Does a process hold the lease, as far as can be seen from here?"""
+    """Does a process hold the lease, as far as this machine can know?"""
     seen = lease_file.read(run.path / LEASE)
     lease = lease_file.parse(seen[0]) if seen else None
     if seen is None or lease is None:
@@ -71,7 +71,7 @@ def sentences(run: RunRecord, verdict: Verdict) -> str:
 
 def _progress(run: RunRecord, verdict: Verdict) -> str:
     done, state = run.done, verdict.state
-    # a log that lacks its end says nothing of it
+    # a log without its end lacks these values
     last = run.lives[-1].stop if done > run.step else run.last
     tokens, train_s = int(number(last.get("tokens"))), number(last.get("train_s"))
     where = f"step {done:,}"
@@ -80,24 +80,24 @@ def _progress(run: RunRecord, verdict: Verdict) -> str:
     where = f"after {where}" if done else "before its first step"
     where += f", {amount(tokens)} tokens" * (tokens > 0)
     why = f": {verdict.why}" if verdict.why else ""
-    at = f", last heard of at {clock(last['time'])} UTC" if number(last.get("time")) else ""
+    at = f", last seen at {clock(last['time'])} UTC" if number(last.get("time")) else ""
     return {
         "finished": f"Finished {where} in {duration(elapsed(run))}{why}.",
         "running": f"Running, {where}.",
-        "stopped": f"Stopped {where}, in good order{why}.",
+        "stopped": f"Stopped {where}{why}.",
         "failed": f"Failed {where}{why}.",
-        "lost": f"Not running, and not finished, {where}{at}{why}.",
+        "lost": f"Not running and not finished, {where}{at}{why}.",
     }[state]
 
 
 def elapsed(run: RunRecord) -> float:
-    """From the first life's beginning to the last that is known."""
+    """Seconds from the start of the first life to the last recorded time."""
     ends = [number(run.last.get("time")), *(number(it["time"]) for it in run.events)]
     return max(0.0, max(ends) - run.lives[0].began) if run.lives else 0.0
 
 
 def left_s(run: RunRecord) -> float | None:
-    """Seconds until its end, if it goes on at the pace of its last steps; None: not known."""
+    """Seconds until its end at the pace of its last steps; None: unknown."""
     speeds = list(filter(math.isfinite, run.series["tok_s"][-_RECENT:]))
     tokens, train_s = int(number(run.last.get("tokens"))), number(run.last.get("train_s"))
     if not (run.config and tokens and any(speeds)):
@@ -126,13 +126,13 @@ def _restarts(run: RunRecord, state: str) -> str:
     if changes:
         in_all = " in all" * (len(changes) > 1)
         paused = f"with a pause of {duration(sum(changes))}{in_all}"
-        texts.append(f"ranks were lost or came {_times(len(changes))}, {paused}")
+        texts.append(f"ranks were lost or joined {_times(len(changes))}, {paused}")
     text = "; ".join(texts)
     return f"{text[0].upper()}{text[1:]}."
 
 
 def _took(lives: Sequence[LifeRecord]) -> str:
-    """Until steps could be done again, where the ledger has it."""
+    """The text for the time until steps continued, if the ledger has it."""
     known = [it.lost_s for it in lives if it.parts]
     return f", which took {duration(sum(known))}{' in all' * (len(known) > 1)}" if known else ""
 

@@ -1,4 +1,4 @@
-// What is to be seen of the runs: chosen in one form, for all plots.
+// One form has the choices for all plots.
 "use strict";
 const $ = (id) => document.getElementById(id);
 const figures = JSON.parse($("figures").textContent);
@@ -21,7 +21,7 @@ function choose() {
   scale = view.x === "time" ? seconds : 1;
 }
 
-// The mean of a part of the run's steps around each.
+// The mean over a window around each step.
 function smoothed(t) {
   const { x, y } = t.means.y.length ? t.means : t,
     half = (view.smooth * (x.steps.at(-1) - x.steps[0])) / 2;
@@ -36,7 +36,7 @@ function smoothed(t) {
   return { ...t, x, y: means, name: `${t.name}, mean of ${Math.ceil(2 * half)}` };
 }
 
-// The traces of a figure as they are drawn.
+// The traces of a figure that are drawn.
 function chosen(it) {
   return it.traces
     .filter((t) => !view.off.has(t.run))
@@ -44,8 +44,8 @@ function chosen(it) {
     .map((t) => ({ ...t, at: t.x[view.x].map((it) => it / scale) }));
 }
 
-// The browser keeps a state while a page is loaded again, as one does by itself while a run goes
-// on and nobody points at a plot.
+// The browser keeps this state while the page reloads. A page of a live run reloads itself, unless
+// the mouse is over a plot or the form.
 function keep() {
   const choices = inputs.map((it) => [it.checked, it.value]),
     open = details.map((it) => it.open);
@@ -70,6 +70,6 @@ function refresh(everyS) {
     keep();
     location.reload();
   };
-  // on a slow machine less often
+  // less often on a slow machine
   if (everyS) setInterval(load, Math.max(1000 * everyS, 3 * performance.now()));
 }

@@ -1,1 +1,1 @@
-"""The run directory, its records and the plain data of a run, for `checkpoint` and above."""
+"""The run directory, its records, and plain data of a run; `checkpoint` and above use them."""

@@ -1,6 +1,6 @@
-"""What a run has recorded of its steps and lives, for an audit: log, ledger, and their copies.
+"""Read the recorded steps and lives of a run for an audit: log, ledger and their copies.
 
-All of it is read anew, and nothing from sums. What does not fit together is named.
+Log and ledger are read in full; only the quarantine is from sums. Contradictions are listed.
 """
 
 import math
@@ -25,32 +25,32 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Recorded:
-    """Steps of the newest life and of what it has gone on from; of other branches, nothing."""
+    """The steps of the newest life and of the lives it continues; not those of other branches."""
 
     run: Path
     lines: Mapping[int, Mapping[str, Any]]  # of the log, by step
-    lives: Mapping[int, int]  # which life has logged a step
+    lives: Mapping[int, int]  # the life that logged each step
     prints: Mapping[int, Sequence[tuple[str, Any]]]  # fingerprints in the ledger, by step
     starts: Mapping[int, Event]  # by life
     configs: Mapping[int, Config]  # by life
-    events: Sequence[Event]  # that say how many steps were done
+    events: Sequence[Event]  # with a number of finished steps
     quarantine: dict[int, list[int]]
-    aside: list[str]  # what does not count, and why
-    wrong: list[str]  # what does not fit together
+    aside: list[str]  # records that do not count, and why
+    wrong: list[str]  # contradictions
 
     @property
     def last(self) -> int:
-        """The last step of the log."""
+        """The last logged step."""
         return self._steps[-1]
 
     @property
     def data(self) -> str:
-        """Where the newest life has read the data."""
+        """The path of the dataset in the newest life."""
         return self.configs[max(self.configs)].data
 
     @property
     def init_from(self) -> str:
-        """Where the newest life that was given one has had the weights of the first step."""
+        """The newest given folder with the weights of the first step; "" if none was given."""
         given = [it.init_from for _, it in sorted(self.configs.items()) if it.init_from]
         return given[-1] if given else ""
 
@@ -59,12 +59,12 @@ class Recorded:
         return sorted(self.lines)
 
     def config_at(self, step: int) -> Config:
-        """What a step was done with; one that the log lacks, as the next or last that it has."""
+        """The configuration of a step; if the log lacks the step, of its next or last one."""
         at = min(bisect_left(self._steps, step), len(self._steps) - 1)
         return self.configs[self.lives[self._steps[at]]]
 
     def same_config(self, first: int, end: int) -> int:
-        """The last step up to `end` that was done with the configuration of the step `first`."""
+        """The last step up to `end` with the configuration of the step `first`."""
         config = of_run(self.config_at(first))
         same: set[int] = set()  # lives
         begin = bisect_left(self._steps, first)
@@ -77,16 +77,15 @@ class Recorded:
         return end
 
     def left_by(self, life: int, step: int) -> int | None:
-        """The first later life that has begun before this step of a life; None: there is none."""
+        """The first life after `life` that started before `step`; None if there is none."""
         away = (it for it, start in self.starts.items() if it > life and start["step"] < step)
         return min(away, default=None)
 
     def unrecorded(self, parents: Mapping[tuple[int, int], Any]) -> Iterator[tuple[int, int]]:
-        """Checkpoints, by life and step, whose event the ledger lacks, though it has a later one.
+        """Yield the checkpoints, as life and step, whose event is missing from the ledger.
 
-        `parents`: of those that are there, the checkpoint that each says to follow. Of a life that
-        was killed the last save may lack its event. Before a stop, or the next save of the same
-        life, it was recorded.
+        `parents`: the parent that each existing checkpoint names. The last save of a killed life
+        may lack its event. Before a stop, or the next save of the same life, it is always recorded.
         """
         saves = [it for it in self.events if it["event"] in ("checkpoint", "branch")]
         known = {(it["generation"], it.get("step")) for it in saves if not it.get("error")}
@@ -100,9 +99,9 @@ class Recorded:
 
 
 def read(run: Path, fields: Collection[str]) -> Recorded:
-    """What a run has recorded; of its lines, these fields. Raises AuditError, ConfigError, OSError.
+    """Read the records of a run, with these fields of its log lines.
 
-    The copies are read first, as they are written last.
+    The copies are read first, as they are written last. Raises AuditError, ConfigError, OSError.
     """
     copies = {name: _copy(run / name) for name in (CONFIG, DATASET, FINISHED)}
     check = log_check.LogCheck(run)
@@ -125,7 +124,7 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
     events = list(filter(log_check.is_done, events))
     starts = {it["generation"]: it for it in events if it["event"] == "start"}
     wrong += [
-        f"{run / LEDGER}: the start of life {life} is not as it was written"
+        f"{run / LEDGER}: the start of life {life} does not match its hash"
         for life, it in starts.items()
         if it.get(summary.HASH) != summary.hash_of(it)
     ]
@@ -134,8 +133,8 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
     for step in beyond:
         del lines[step], lives[step]
     if not lines:
-        raise AuditError(f"{run} has no step of its newest life, nor of what that began from")
-    aside = [f"the log's steps from {end + 1} on: the run has left them"] if beyond else []
+        raise AuditError(f"{run} lacks the log of its newest life: put it back from a backup")
+    aside = [f"the log's steps from {end + 1} on: the run discarded them"] if beyond else []
     recorded = Recorded(
         run=run,
         lines=lines,
@@ -154,7 +153,7 @@ def read(run: Path, fields: Collection[str]) -> Recorded:
 
 
 def _wrong_stops(recorded: Recorded) -> Iterator[str]:
-    """What a stop says of its last step, and what has come out of the run, unlike the log."""
+    """Yield the differences between the results in a stop and the log line of the same step."""
     for stop in (it for it in recorded.events if it["event"] == "stop"):
         if recorded.lives.get(stop["step"]) == stop["generation"]:
             line, results = recorded.lines[stop["step"]], stop.get("results")
@@ -162,13 +161,13 @@ def _wrong_stops(recorded: Recorded) -> Iterator[str]:
             for name, value in {"tokens": stop.get("tokens"), "val_bpb": val_bpb}.items():
                 if None not in (value, line.get(name)) and value != line[name]:
                     what = f"step {stop['step']}: {name} is {shown(value)} in {LEDGER}"
-                    yield f"{what}, and {shown(line[name])} in the log"
+                    yield f"{what}, but {shown(line[name])} in the log"
 
 
 def _end(lives: Mapping[int, int], starts: Mapping[int, Event], events: Sequence[Event]) -> float:
-    """How far the newest life has come: what lives before it have logged beyond, it has left.
+    """The last step of the newest life; it discards all that earlier lives logged beyond.
 
-    They may have done these steps otherwise, as with another learning rate.
+    They may have computed these steps differently, for example with another learning rate.
     """
     if not (newest := max(starts, default=0)):
         return math.inf
@@ -178,7 +177,7 @@ def _end(lives: Mapping[int, int], starts: Mapping[int, Event], events: Sequence
 
 
 def _configs(run: Path, starts: Mapping[int, Event], lives: Collection[int]) -> dict[int, Config]:
-    """By life, without a cache: one has what the data had."""
+    """The configuration of each life, without a cache: it could have older data."""
     found = {
         life: replace(from_saved(run / LEDGER, start["config"]), cache_dir="none")
         for life, start in starts.items()
@@ -186,14 +185,14 @@ def _configs(run: Path, starts: Mapping[int, Event], lives: Collection[int]) -> 
     }
     if unknown := sorted(lives - found.keys()):
         raise AuditError(
-            f"{run / LEDGER} does not say what life {unknown[0]} was computed with: put the ledger "
-            "back from a backup"
+            f"{run / LEDGER} has no configuration for life {unknown[0]}: put the ledger back from "
+            "a backup"
         )
     return found
 
 
 def check_machine(recorded: Recorded, here: str) -> None:
-    """Raise AuditError where this machine would have other bits, or none are promised."""
+    """Raise AuditError if this machine gives other bits, or the run does not promise any."""
     ledger = recorded.run / LEDGER
     for generation in sorted(set(recorded.lives.values())):
         config, life = recorded.configs[generation], f"life {generation} of {recorded.run}"
@@ -205,15 +204,15 @@ def check_machine(recorded: Recorded, here: str) -> None:
         machines = recorded.starts[generation].get("machines")
         if not isinstance(machines, list) or not machines:
             raise AuditError(
-                f"{ledger} does not say what {life} was computed on: put it back from a backup"
+                f"{ledger} has no machine for {life}: put the ledger back from a backup"
             )
-        moved = [it for it in recorded.events if it["event"] == "world"]  # others may have come
+        moved = [it for it in recorded.events if it["event"] == "world"]  # machines may have joined
         came = [it.get("machines") for it in moved if it["generation"] == generation]
         for there in [*machines, *(one for it in came if isinstance(it, list) for one in it)]:
             if there != here:
                 raise AuditError(
-                    f"{life} was computed on {there}, and this is {here}: the last bits differ "
-                    "between them. Give the command on a machine of that kind"
+                    f"{life} was computed on {there}, but this is {here}: the last bits differ "
+                    "between them. Run the audit on a machine of the first kind"
                 )
 
 
@@ -221,7 +220,7 @@ def check_machine(recorded: Recorded, here: str) -> None:
 
 
 def _copy(path: Path) -> Any:
-    """The content of a file; None where it is not there; the error where it is torn, or none."""
+    """The content of a file; None if it does not exist; the error if it cannot be read."""
     try:
         return read_json(path)
     except (ValueError, OSError) as error:
@@ -229,24 +228,24 @@ def _copy(path: Path) -> Any:
 
 
 def _wrong_copies(recorded: Recorded, copies: Mapping[str, Any]) -> Iterator[str]:
-    """What the copies say, and the ledger has otherwise of the same life."""
+    """Yield the differences between the copies and the ledger's events of the same life."""
     for name, copy in copies.items():
-        if copy is None:  # there is none
+        if copy is None:
             continue
         path = recorded.run / name
         values = copy.get("config", copy) if isinstance(copy, dict) else None
         if not isinstance(values, dict):
-            why = copy if isinstance(copy, Exception) else f"{path} is not as a life writes it"
-            yield f"{why}: remove it; the run's next start, or its end, writes it anew"
+            why = copy if isinstance(copy, Exception) else f"{path} is not a JSON object"
+            yield f"{why}: remove it; the run's next start, or its end, writes it again"
             continue
         there = _in_ledger(recorded, name, copy.get("generation", max(recorded.starts, default=0)))
         if there is None:
             life = f"{path} is of life {shown(copy.get('generation'))}"
-            yield f"{life}, and {recorded.run / LEDGER} has no {_WRITTEN_AT[name]} of it"
+            yield f"{life}, but {recorded.run / LEDGER} has no {_WRITTEN_AT[name]} of it"
             continue
         here = {**copy, **values}
         for field in (it for it in there if here.get(it) != there[it]):
-            what = f"{field} {shown(here.get(field))}, and the run {shown(there[field])}"
+            what = f"{field} {shown(here.get(field))}, but the ledger {shown(there[field])}"
             yield f"{path} has {what}"
 
 
@@ -254,13 +253,13 @@ _WRITTEN_AT = {CONFIG: "start", DATASET: "start", FINISHED: "stop"}
 
 
 def _in_ledger(recorded: Recorded, name: str, life: Any) -> dict[str, Any] | None:
-    """What a copy that a life has written has to say; None where the ledger lacks its event."""
+    """The values that a copy by this life must have; None if the ledger lacks its event."""
     events = (it for it in recorded.events if it["event"] == _WRITTEN_AT[name])
     own = [it for it in events if it["generation"] == life]
     if not own or life not in recorded.configs:
         return None
     start = recorded.starts[life]
-    if name == DATASET:  # all lives have had the same data
+    if name == DATASET:  # all lives have the same data
         return {"sha256": start.get("dataset")}
     if name == CONFIG:
         about = {it: start.get(it) for it in ("run_id", "version")}

@@ -1,7 +1,7 @@
-"""Going back: with `--from-step N` a run goes on from a kept checkpoint, as a branch.
+"""Go back: with `--from-step N` a run continues from a kept checkpoint, as a branch.
 
-The ledger has the branch (event `branch`) before anything is done. What older lives have done
-beyond its checkpoint is no part of the run any more, until it is done again.
+The ledger has the branch (event `branch`) before anything else is done. The steps of older lives
+beyond its checkpoint no longer belong to the run, until they are done again.
 """
 
 import math
@@ -17,10 +17,10 @@ Branch = Mapping[str, Any]  # generation; step, life and name of the checkpoint;
 
 
 def is_on(branches: Sequence[Branch], generation: int, step: int) -> bool:
-    """Is a step that a life has done a part of the run, which has these branches, oldest first?"""
-    life: float = math.inf  # of the checkpoint that the branch looked at before begins with
+    """Does a step of a life belong to the run? `branches`: those of the run, oldest first."""
+    life: float = math.inf  # of the checkpoint that the newer branch starts from
     for branch in reversed(branches):
-        if branch["generation"] > life:  # that one has left it
+        if branch["generation"] > life:  # the newer branch discarded it
             if generation >= branch["generation"]:
                 return False
             continue
@@ -33,11 +33,11 @@ def is_on(branches: Sequence[Branch], generation: int, step: int) -> bool:
 
 
 def asks_for_another(given: Config, branches: Sequence[Branch]) -> bool:
-    """Does --from-step say that the run is to go back now?
+    """Does --from-step ask the run to go back now?
 
-    Not where its newest branch has begun at that step, with what is given and the same code: so
-    pods that start again with their flags, and a command that is given again, go on with the
-    branch, whatever it has been given since.
+    No if the newest branch began at that step with the given values and the same code. So pods that
+    restart with their flags, and a repeated command, continue the branch, even if its
+    configuration was changed since.
     """
     if not given.from_step or not branches:
         return given.from_step > 0
@@ -50,12 +50,12 @@ def asks_for_another(given: Config, branches: Sequence[Branch]) -> bool:
 
 
 def about(config: Config) -> dict[str, Any]:
-    """What decides the steps of a branch, beside its checkpoint."""
+    """Configuration and code, which decide the steps of a branch together with its checkpoint."""
     return {"config": to_saved(config), "code": environment.code()}
 
 
 def find(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The branches among events of the ledger; a foreign one is left out."""
+    """The branches among events of the ledger, without invalid ones."""
     found = []
     for event in (it for it in events if it["event"] == "branch"):
         with suppress(LookupError, ValueError):
@@ -64,11 +64,11 @@ def find(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def checked(event: Mapping[str, Any]) -> dict[str, Any]:
-    """The branch of an event of the ledger. Raises LookupError, ValueError for what is none."""
+    """The branch of an event of the ledger. Raises LookupError, ValueError if it is invalid."""
     fields = ("generation", "step", "life", "name", "config", "code")
     branch = {name: event[name] for name in fields}
     if not all(type(branch[name]) is int for name in ("generation", "step", "life")):
-        raise ValueError("step and life must be whole numbers")
+        raise ValueError("generation, step and life must be whole numbers")
     if not isinstance(branch["config"], dict):
         raise ValueError("config must be a configuration")
     return branch

@@ -1,21 +1,21 @@
-"""Which code has made which steps of a run: what is installed, or own code laid over it."""
+"""The code that computed each step of a run: the installed code, or own code laid over it."""
 
 from collections.abc import Mapping
 from itertools import groupby
 
 
 def named(code: object) -> str:
-    """Code in words, by the hash that a start has in the ledger; it has none of what is installed.
+    """The name of code in texts. `code`: its hash in a start event; None for the installed code.
 
-    Twelve digits of 64 tell one code from another.
+    Twelve of the hash's 64 digits are enough to distinguish codes.
     """
     return f"own code {code[:12]}" if isinstance(code, str) and code else "the installed code"
 
 
 def made_by(lives: Mapping[int, int], codes: Mapping[int, str | None]) -> list[str]:
-    """`own code 3f2a91c0b7de: steps 1 to 40`, by the life of each step and the code of each life.
+    """Lines such as `own code 3f2a91c0b7de: steps 1 to 40`; [] if no life had own code.
 
-    Nothing where no life had code of its own.
+    `lives`: the life of each step. `codes`: the code of each life.
     """
     found = []
     for code, group in groupby(sorted(lives), key=lambda step: codes.get(lives[step])):

@@ -1,8 +1,8 @@
-"""The trainer's own errors, counted: a step that fails in three lives is not tried a fourth time.
+"""Count errors of the trainer: a step that fails in three lives is not tried a fourth time.
 
-A rank that fails by an error of its own, and not for a lost peer, a signal or a user's mistake,
-leaves `faults/<step>.<generation>.<rank>.json` in the run directory or, as long as no life has
-begun, in a folder of its pod. Kills leave nothing and never count.
+A rank that fails with an error of the trainer (not a lost peer, a signal or a user's mistake)
+writes `faults/<step>.<generation>.<rank>.json` in the run directory or, before the first life, in
+a folder of its pod. Kills write nothing and never count.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from gptddp.run.directory import FAULTS, log_generations
 from gptddp.run.history import last_step
 
 LIVES = 3
-# A rank that fails after its peers have done the step fails at the next one in its next life.
+# If the peers finished the step in which a rank failed, the next life fails one step later.
 SPAN = 2
 _NAME = re.compile(r"(\d+)\.(\d+)\.\d+\.json", re.ASCII)
 
@@ -30,10 +30,10 @@ _NAME = re.compile(r"(\d+)\.(\d+)\.\d+\.json", re.ASCII)
 def final(
     error: BaseException, folder: Path, *, step: int, generation: int, rank: int, pod: str
 ) -> CrashLoopError | None:
-    """Record that `error` has ended this life in `step`; at the third life, the job's final error.
+    """Record that `error` ended this life in `step`; in the third life, return the final error.
 
-    A fault is past once a later generation has logged steps beyond it. An OSError is not the
-    trainer's own, and where nothing can be written nothing is counted: None.
+    A fault no longer counts once a later generation has logged steps beyond it. None also for an
+    OSError, which is not an error of the trainer, and if the record cannot be written.
     """
     if isinstance(error, OSError):
         return None
@@ -59,18 +59,18 @@ def final(
     if lives < LIVES:
         return None
     print(f"[rank {rank}] {stack}", file=sys.stderr, end="")
-    what = f"step {step} has" if step else "the way to the first step has"
+    what = f"step {step}" if step else "the start, before the first step,"
     return CrashLoopError(
-        f"{what} failed in {lives} lives by an error of the trainer's own, the last time on "
+        f"{what} failed in {lives} lives with an error of the trainer, the last time on "
         + (first(folder, generation) or _describe(mine))
     )
 
 
 def early(error: Exception) -> CrashLoopError | None:
-    """Count an error of the trainer's own that came before the life; the final one in the third.
+    """Count an error of the trainer before its life begins; in the third, return the final error.
 
-    It is counted in the pod, as there may be no run directory yet. Under plain torchrun nobody
-    counts: None.
+    Errors are counted in the pod, as the run directory may not exist yet. None under plain
+    torchrun, which does not count.
     """
     if (verdict := environment.verdict()) is None:
         return None
@@ -85,7 +85,7 @@ def early(error: Exception) -> CrashLoopError | None:
 
 
 def first(folder: Path, generation: int) -> str | None:
-    """The first of the errors of its own by which a life ended; None if there was none."""
+    """The first error of the trainer that ended a life; None if there was none."""
     records: list[dict[str, Any]] = []
     for path in (folder / FAULTS).glob(f"*.{generation}.*.json"):
         with contextlib.suppress(OSError, ValueError):
@@ -100,5 +100,5 @@ def _describe(record: Mapping[str, Any]) -> str:
 
 
 def forget(folder: Path) -> None:
-    """Remove what this pod has counted before the first life: one has begun."""
+    """Remove this pod's errors from before the first life, once a life has begun."""
     shutil.rmtree(folder / FAULTS, ignore_errors=True)

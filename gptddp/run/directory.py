@@ -1,12 +1,12 @@
 """The run directory: the names of its files.
 
-ledger.jsonl        a line an event, over all lives: what the run is; see summary.py
-log.<n>.jsonl       a line a step, by the life of generation n; see history.py
+ledger.jsonl        one line per event, over all lives; see summary.py
+log.<n>.jsonl       one line per step, by the life of generation n; see history.py
 checkpoints/        see checkpoint/store.py
-faults/             the trainer's own errors; see crash_loop.py
+faults/             errors of the trainer; see crash_loop.py
 samples.jsonl       texts of the model
-lease.json          which job has the run; see lease.py
-track.<name>.lock   held by what feeds a tracker; see track/feed.py
+lease.json          the job that holds the run; see lease.py
+track.<name>.lock   held by the process that feeds a tracker; see track/feed.py
 config.json, dataset.json, finished.json    copies for people; see copies.py
 """
 
@@ -33,11 +33,11 @@ def log_path(run_dir: str | Path, generation: int) -> Path:
 
 
 def log_generations(run_dir: str | Path) -> list[int]:
-    """The generations whose logs are there, in order. Raises OSError."""
+    """The generations that have a log, in order. Raises OSError."""
     return sorted(int(m[1]) for name in names_in(run_dir) if (m := _LOG.fullmatch(name)))
 
 
 def is_run(path: Path) -> bool:
-    """Has a folder anything that a run goes on from, or has logged? Raises OSError."""
+    """Does a folder have the ledger, the checkpoints or a log of a run? Raises OSError."""
     known = exists(path / LEDGER) or exists(path / CHECKPOINTS)
     return known or bool(log_generations(path))

@@ -1,7 +1,7 @@
 """The history of a run, in its directory: the logs of its lives and one ledger.
 
-`log.<generation>.jsonl` has an object a step, `ledger.jsonl` an object an event. Both only grow,
-and are read from their ends: the newest log first, and no more of them than is asked for.
+`log.<generation>.jsonl` has one object per step, `ledger.jsonl` one per event. Both only grow and
+are read from their ends: the newest log first, and only as much as needed.
 """
 
 import json
@@ -20,7 +20,7 @@ from gptddp.run.json_lines import MOST_STEPS, backwards, parse, parse_event
 from gptddp.run.lines import Line, Lines, as_json
 from gptddp.run.summary import Summary
 
-Tell = Callable[[str], None]  # takes what is read now
+Tell = Callable[[str], None]  # takes a text: the log that is read now
 # `.bad.1` may follow, or a unique suffix in `.tmp` and `.trash`.
 _CHECKPOINT = re.compile(r"step-\d+\.(\d{1,9})(\..+)?", re.ASCII)
 
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 class RunLog(Lines):
     """The log of one generation: `append` an object for each step. Rank 0 only.
 
-    No step is logged before the events that `ledger` has been given before it are durable. Steps
-    come in order. Where some are written again, all that follow them are: who reads backwards
-    may stop at the first step that is too early.
+    A step is written only after all earlier events of `ledger` are durable. Steps come in order.
+    If a step is written again, so are all steps after it: reading backwards may stop at the first
+    step that is too early.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class RunLog(Lines):
         self._durable_step = 0
 
     def append(self, obj: Mapping[str, Any]) -> None:
-        """Have the line of a step written, as Lines does."""
+        """Write the line of a step, as Lines does."""
         self._steps.append(obj["step"])
         super().append(obj)
 
     @property
     def durable_step(self) -> int:
-        """Up to which step all that was given to this log is durable; 0: nothing is."""
+        """All lines up to this step are durable; 0: none is."""
         for _ in range(len(self._steps) - self.waiting):
             self._durable_step = self._steps.popleft()
         first = self._steps[0] if self._steps else self._durable_step + 1
@@ -60,14 +60,14 @@ class Ledger(Lines):
     """The events of a run over all its lives: see training/events.py."""
 
     sync_every = 1
-    # a life, a saver that outlives its rank 0, and a life that does not know that it is over
+    # by a life, a saver that outlives its rank 0, and a superseded life that still runs
     shared = True
 
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__(Path(run_dir) / LEDGER)
 
     def append(self, obj: Mapping[str, Any]) -> None:
-        """Have an event written, as Lines does; a start with its hash."""
+        """Write an event, as Lines does; a start gets its hash."""
         if obj["event"] == "start":
             start = json.loads(json.dumps({name: as_json(value) for name, value in obj.items()}))
             obj = {**start, summary.HASH: summary.hash_of(start)}
@@ -78,27 +78,27 @@ class Ledger(Lines):
         self.append({"event": event, "time": time.time(), "generation": generation, **fields})
 
 
-# -- what memory has kept --------------------------------------------------------------------------
+# -- lines and events kept in memory ---------------------------------------------------------------
 
 
 def complete(
     run_dir: str | Path, run_log: RunLog, lines: Sequence[Mapping[str, Any]], step: int
 ) -> None:
-    """Add to the log those of these lines, up to `step`, that no log of the run has.
+    """Add to the log the `lines` up to `step` that no log of the run has.
 
-    Another process has kept them: the steps were done, but rank 0 was killed before it wrote them.
+    Another process kept them: rank 0 was killed after these steps, before it wrote their lines.
     """
     if not (lines := [line for line in lines if line["step"] <= step]):
         return
     first = lines[0]["step"]
     known = {line["step"]: line for line in history(run_dir, first - 1, step)}
     if first > 1 and first - 1 not in known:
-        text = "the log of run %s lacks step %d, and maybe some before it: the disk was away for "
-        text += "longer than memory keeps lines. The training itself has lost nothing"
+        text = "the log of run %s lacks step %d, and maybe earlier ones: the disk was unavailable "
+        text += "for longer than memory keeps lines. The training itself lost nothing"
         log.error(text, run_dir, first - 1)
     for i, line in enumerate(lines):
         there = known.get(line["step"], {})
-        # absent, or without its evaluation, or another run's
+        # the logged line is missing, lacks the evaluation, or is another run's
         if line.keys() - there.keys() or there.get("chain_fp") != line.get("chain_fp"):
             for missing in lines[i:]:
                 run_log.append(missing)
@@ -108,9 +108,9 @@ def complete(
 def recover(
     run_dir: str | Path, ledger: Ledger, events: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Add to the ledger those of these events that it lacks, and return them.
+    """Add the `events` that the ledger lacks to it, and return them.
 
-    Kept likewise: of lives whose rank 0 was lost while the disk took nothing.
+    Other processes kept them: rank 0 was lost while the disk was unavailable.
     """
     if not events:
         return []
@@ -127,7 +127,7 @@ def recover(
 
 
 def _untimed(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Two ranks may have noted the same event, a moment apart."""
+    """The event without its time: two ranks may record the same event a moment apart."""
     return {name: value for name, value in event.items() if name != "time"}
 
 
@@ -141,16 +141,15 @@ def history(
     tell: Tell = lambda _: None,
     having: bytes = b"",
 ) -> Iterator[dict[str, Any]]:
-    """The run's steps in order, each as the highest generation that has it logged it.
+    """Yield the run's steps in order, each from the highest generation that logged it.
 
-    Where the newest has not yet come as far as one before it, the steps beyond are the older one's:
-    the same rows, and the same losses but for rounding. Steps beyond the end of a finished run are
-    left out, as time has ended it earlier than the life that logged them, and so are those of
-    branches that the run has left.
+    If the newest generation is not yet as far as an older one, later steps are the older one's: the
+    same rows, and the same losses except for rounding. Steps beyond the end of a finished run are
+    skipped: a life logged them, but a later life ended earlier, by its time budget. So are the
+    steps of discarded branches.
 
-    `first`, `last`: only these steps; then no more of the logs is read than that takes. `tell` is
-    told which log is read. `having`: only lines with this text, as if there were no others; the
-    rest is not parsed.
+    `first`, `last`: only these steps; the logs are read only as far as needed. `tell` gets the name
+    of each log. `having`: only lines with this text; other lines are not parsed.
     """
     for _, line in logged(run_dir, first, last, tell, having):
         yield line
@@ -163,7 +162,7 @@ def logged(
     tell: Tell = lambda _: None,
     having: bytes = b"",
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The lines of `history`, each with the generation that logged it."""
+    """Like `history`; each line with the generation that logged it."""
     lines: dict[int, bytes] = {}  # objects of a million steps would take a gigabyte
     logs: dict[int, int] = {}
     ledger = summary.read(run_dir)
@@ -174,7 +173,7 @@ def logged(
                 continue
             if branches.is_on(ledger.branches, generation, step):
                 lines[step], logs[step] = line, generation
-        # no step is before 1, whatever is asked for; a foreign line may say one
+        # steps count from 1, even if `first` is lower or an invalid line has a lower one
         if last is not None and sum(step > 0 for step in lines) > last - max(first or 1, 1):
             break
     finished = ledger.finished or {"generation": 0, "step": 0}
@@ -184,17 +183,17 @@ def logged(
 
 
 def is_step(line: Line) -> bool:
-    """Has a line the number of a step that has been done? A foreign one may have anything."""
+    """Does a line have a valid step number? Invalid lines may have anything."""
     return type(step := line.get("step")) is int and 0 < step < MOST_STEPS
 
 
 def is_done(line: Line) -> bool:
-    """Has it what a start uses as well: when the step was done?"""
+    """Does a line have a valid step number, and the time of the step, which a start needs?"""
     return is_step(line) and isinstance(line.get("time"), float)
 
 
 def newest_line(run_dir: str | Path, generation: int | None = None) -> dict[str, Any] | None:
-    """The last line of the newest log that has one, or of this one."""
+    """The last valid line of the newest log that has one, or of this generation's log."""
     generations = reversed(log_generations(run_dir)) if generation is None else [generation]
     for it in generations:
         for line in map(parse, backwards(log_path(run_dir, it))):
@@ -204,18 +203,18 @@ def newest_line(run_dir: str | Path, generation: int | None = None) -> dict[str,
 
 
 def last_step(run_dir: str | Path, generation: int | None = None) -> int:
-    """The step of `newest_line`, 0 where there is none."""
+    """The step of `newest_line`; 0 without a line."""
     line = newest_line(run_dir, generation)
     return line["step"] if line else 0
 
 
 def lines_of(path: Path, first: int | None = None, having: bytes = b"") -> dict[int, bytes]:
-    """The last line of each step in one log, from `first` on; {} without it. Raises OSError."""
+    """The last line of each step in one log, from `first` on; {} without a log. Raises OSError."""
     found: dict[int, bytes] = {}
     for line in backwards(path):
         if having not in line or not (obj := parse(line)):
             continue
-        if type(step := obj.get("step")) is int:  # true is no step
+        if type(step := obj.get("step")) is int:  # not True
             if first is not None and step < first:
                 break
             found.setdefault(step, line)
@@ -223,35 +222,35 @@ def lines_of(path: Path, first: int | None = None, having: bytes = b"") -> dict[
 
 
 def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The run's events in the order in which they were written, each once; nothing else.
+    """All events of the run in the order in which they were written, each once.
 
-    All of them: a start is content with their sum, see summary.py.
+    A start needs only their sums, see summary.py.
     """
     lines = list(backwards(Path(run_dir) / LEDGER))[::-1]
     return [event for line in dict.fromkeys(lines) if (event := parse_event(line))]
 
 
 def newest_lost_life(run_dir: str | Path, ledger: Summary) -> int:
-    """The newest life that has logged steps, where the ledger lacks its start; 0: it has that.
+    """The newest life that logged steps, if the ledger lacks its start, else 0. Raises OSError.
 
-    No step is logged before it, so the end of such a ledger is lost, or all of it. Raises OSError.
+    Steps are logged only after the start, so the end of such a ledger, or all of it, is lost.
     """
     newest = max(log_generations(run_dir), default=0)
     return newest if newest > ledger.life else 0
 
 
 def newest_life(run_dir: str | Path, ledger: Summary | None = None) -> int:
-    """The newest life that ledger or logs know; 0 for a new run. Raises OSError.
+    """The newest life in ledger and logs; 0 for a new run. Raises OSError.
 
-    `ledger`: its sum, if it has been read.
+    `ledger`: its summary, if already read.
     """
     return max(0, *log_generations(run_dir), (ledger or summary.read(run_dir)).generation)
 
 
 def highest_generation(run_dir: str | Path, ledger: Summary | None = None) -> int:
-    """The highest generation that has left anything in the run directory; 0 for a new run.
+    """The highest generation with any record in the run directory; 0 for a new run.
 
-    `ledger`: its sum, if it has been read.
+    `ledger`: its summary, if already read.
     """
     found = [newest_life(run_dir, ledger)]
     checkpoints = Path(run_dir) / CHECKPOINTS

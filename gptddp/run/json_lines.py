@@ -1,4 +1,4 @@
-"""Reading files of JSON lines: forwards, or backwards from the end. What is torn is left out."""
+"""Read files of JSON lines, forwards or backwards; torn lines are skipped."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from typing import IO, Any
 
 from gptddp.files import parse_json
 
-MOST_STEPS = 1 << 31  # a step from here on is a foreign one
-MOST_LIVES = 10**9  # a generation from here on is a foreign one: its metric and files need a limit
-_FIRST_BYTES, _MOST_BYTES = 8 << 10, 1 << 20  # of a block that is read backwards
+MOST_STEPS = 1 << 31  # valid step numbers are below this
+MOST_LIVES = 10**9  # valid generations are below this: the metric and file names need a limit
+_FIRST_BYTES, _MOST_BYTES = 8 << 10, 1 << 20  # sizes of the blocks for reading backwards
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """The object of a line; None where a killed writer or a disk has torn it."""
+    """The object of a line; None if a killed writer or a disk tore it."""
     with contextlib.suppress(ValueError):
         if isinstance(obj := parse_json(line), dict):
             return obj
@@ -30,9 +30,9 @@ def parse_event(line: bytes) -> dict[str, Any] | None:
 
 
 def backwards(path: Path) -> Iterator[bytes]:
-    """The lines of a file from its last to its first; none of a file that is not there.
+    """Yield the lines of a file from its last to its first, without line ends.
 
-    Without their ends; no more is read than is asked for. Raises OSError.
+    Nothing if the file does not exist. Reads only as much as needed. Raises OSError.
     """
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for _, line in lines_back(file):
@@ -40,7 +40,7 @@ def backwards(path: Path) -> Iterator[bytes]:
 
 
 def lines_back(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """The same of an open file; with each line the byte at which it begins."""
+    """Like `backwards`, for an open file; each line comes with the byte at which it begins."""
     end, rest, size = file.seek(0, 2), b"", _FIRST_BYTES
     while end:
         begin = max(0, end - size)

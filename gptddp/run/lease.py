@@ -1,16 +1,15 @@
-"""One job at a time has a run: `lease.json` in the run directory, which its holder keeps touching.
+"""One job at a time holds a run, by `lease.json` in the run directory, which it keeps touching.
 
-It names the job, the life and the process that hold the run. A life that follows the holder's takes
-it over at once: it knows that one to be over, as a majority says. So does any process that sees
-that the holder is dead, which one of the same machine and process namespace can. All others poll
-the file: while its time of change moves, a job of another name is refused, and one of the same name
-waits; when it has stood still for EXPIRY_S, by the poller's own clock, it is taken over. No clock
-is compared with another machine's, no lock of the file system is used, and touching needs no space
-on a full disk: it works on NFS.
+The file names the job, the life and the process that hold the run. A life that follows the holder's
+takes it over at once: a majority has said that the holder's life is over. So does a process that
+sees that the holder is dead, which is possible on the same machine and in the same process
+namespace. All others poll the file. While its time of change moves, a job of another name is
+refused, and one of the same name waits. When it has not moved for EXPIRY_S, by the poller's own
+clock, the poller takes over. No clock is compared with another machine's, no file system lock is
+used, and touching needs no space on a full disk: it works on NFS.
 
-A holder that was only silent may come back, so a holder reads the lease again before each commit.
-Who has lost the run does not know its successor as its own, so two cannot take it from each other
-again and again.
+A silent holder may come back, so a holder reads the lease again before each commit. The life that
+lost the run does not follow its successor, so two cannot take it from each other again and again.
 """
 
 import contextlib
@@ -31,26 +30,26 @@ from gptddp.run import lease_file
 from gptddp.run.directory import LEASE
 
 PERIOD_S = 2.0  # between two touches by the holder
-EXPIRY_S = 12.0  # without a touch, after which a lease is taken over; a slow volume delays some
+EXPIRY_S = 12.0  # without a touch, until a lease expires; a slow volume delays touches
 _POLL_S = 0.25
-_RENEWALS = 2  # seen by a poller that prove a living holder: one may be the last, seen late
-_WORD_S = 60.0  # between two words of who waits
+_RENEWALS = 2  # proof of a living holder: a single renewal may be its last, seen late
+_LOG_S = 60.0  # between two log lines of a waiting poller
 
 log = logging.getLogger(__name__)
 
 
 class Lease:
-    """The holder's end, made by a `Claim`: touches the file until it is released or lost."""
+    """The holder's side, made by a `Claim`: touches the file until it is released or lost."""
 
     def __init__(self, path: Path, me: dict[str, Any], expired: bytes | None = None) -> None:
         self.path, self.me = path, me
-        self.expired = expired  # the lease that a full disk has kept us from replacing
-        self.lost = ""  # why the run is another's
+        self.expired = expired  # the lease that a full disk kept us from replacing
+        self.lost = ""  # why another job holds the run
         self._over = threading.Event()
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
     def check(self) -> None:
-        """Raise Superseded where the run is another's now; OSError where that cannot be told."""
+        """Raise Superseded if another job holds the run, OSError if that is unknown."""
         if not self.lost:
             seen = lease_file.read(self.path)
             if seen and seen[0] == self.expired and lease_file.remove_if_unchanged(self.path, seen):
@@ -61,19 +60,19 @@ class Lease:
             other = lease_file.parse(seen[0]) if seen else None
             if other and other["holder"] != self.me["holder"]:
                 who = lease_file.describe(other)
-                self.lost = f"{who} has taken over the run: this life of it is over"
+                self.lost = f"{who} has taken over the run: this life ends"
         if self.lost:
             raise Superseded(self.lost)
 
     def release(self) -> None:
-        """Remove the lease: nothing will be committed any more."""
+        """Remove the lease. This process commits nothing afterwards."""
         self.close()
         with contextlib.suppress(OSError, Superseded):
             self.check()
             os.unlink(self.path)
 
     def close(self) -> None:
-        """Touch it no more: it expires, where nobody knows before that this process is over."""
+        """Stop touching the file: the lease expires, unless others see earlier that we ended."""
         self._over.set()
 
     def _renew(self) -> None:
@@ -92,14 +91,14 @@ class Lease:
 
 
 class Claim:
-    """Rank 0 only: the poller's end, until the run is ours.
+    """The poller's side, until the run is ours. Rank 0 only.
 
-    `job`: its name, None where it has none; `life`: the id of this life; `follows`: those of lives
-    that are over. A run that is `known` goes on when the disk is full or read-only: its lease is
-    written when the disk works again, and before that nothing is committed.
-    `patient`: a lease that this process has had itself is another's until it has expired.
-    `silent_s`: for how long the mesh has not heard the holder: time without a touch, as the rest.
-    A holder that lives renews its lease several times in what is left of EXPIRY_S, and keeps it.
+    `job`: its name or None; `life`: the id of this life; `follows`: the ids of lives that are over.
+    `known`: the run exists, and continues on a full or read-only disk: its lease is written when
+    the disk works again, and nothing is committed before that.
+    `patient`: a lease of this very process must expire too.
+    `silent_s`: how long the mesh has not heard the holder; it counts as time without a touch. A
+    living holder renews its lease several times in the rest of EXPIRY_S, and keeps it.
     """
 
     def __init__(
@@ -115,18 +114,18 @@ class Claim:
         self._patient, self._expiry_s = patient, EXPIRY_S - silent_s
         self.path, self.known, self.follows = run / LEASE, known, frozenset(follows)
         self._me = lease_file.lease_of(job, life or uuid.uuid4().hex)
-        self._seen: lease_file.Reading | None = None  # when it was last read
-        self._gone = False  # was there none at the last look?
+        self._seen: lease_file.Reading | None = None  # the lease at the last look
+        self._gone = False  # was there no lease at the last look?
         self._renewals = 0
-        self._end = math.inf  # monotonic: of the wait, unless there is a renewal
-        self._next_word = 0.0  # monotonic: when what is waited for is said again
-        self._trouble = 0  # errno, as long as the directory cannot be used
+        self._end = math.inf  # monotonic: end of the wait, unless the lease is renewed
+        self._next_log = 0.0  # monotonic: time of the next log line
+        self._trouble = 0  # errno while the directory cannot be used
 
     def poll(self, seconds: float) -> Lease | None:
-        """Wait for so long at most; the lease once it is ours.
+        """Wait for at most `seconds`; return the lease once it is ours.
 
-        Raises ConfigError where a job of another name has the run, OSError where the directory is
-        unusable from the start: one that becomes so during the wait is waited for.
+        Raises ConfigError if a job of another name holds the run, OSError if the directory is
+        unusable from the start. If it becomes unusable during the wait, the wait continues.
         """
         end = time.monotonic() + seconds
         while True:
@@ -137,7 +136,7 @@ class Claim:
             except OSError as error:
                 if self._seen is None:
                     raise
-                self._end = math.inf  # what has not been seen may have been renewed
+                self._end = math.inf  # the lease may have been renewed unseen
                 if error.errno != self._trouble:
                     text = "run %s: waiting until its directory can be used: %s"
                     log.warning(text, self.path.parent, explain(error))
@@ -151,7 +150,7 @@ class Claim:
         seen = lease_file.read(self.path)
         gone, self._gone = self._gone, seen is None
         if seen is None and self._seen is not None and not gone:
-            return None  # the next life of who had it may be about to write its own: look again
+            return None  # the holder's next life may be about to write its lease: look again
         if seen is not None and not self._is_free(seen):
             return None
         try:
@@ -163,7 +162,7 @@ class Claim:
             return Lease(self.path, self._me, seen[0] if seen else b"")
 
     def _is_free(self, seen: lease_file.Reading) -> bool:
-        """May the lease that was read be taken away? Says what is waited for."""
+        """May this lease be taken over? Logs the reason for a wait."""
         lease, now = lease_file.parse(seen[0]), time.monotonic()
         own = lease is not None and self._patient and lease["pid"] == self._me["pid"]
         if (
@@ -173,8 +172,8 @@ class Claim:
         ):
             return True
         if self._seen is None:
-            what = lease_file.describe(lease) if lease else f"{self.path}, which is damaged,"
-            text = "run %s: waiting %.0f s to see whether %s is still there"
+            what = lease_file.describe(lease) if lease else f"the writer of the damaged {self.path}"
+            text = "run %s: waiting %.0f s to see whether %s is still alive"
             log.warning(text, self.path.parent, self._expiry_s, what)
         elif seen != self._seen:
             self._renewals += 1
@@ -183,7 +182,7 @@ class Claim:
         if self._end == math.inf:
             self._end = now + self._expiry_s
         if now > self._end:
-            text = "run %s: taken over, its lease has not been renewed"
+            text = "run %s: taken over, because its lease was not renewed"
             log.warning(text, self.path.parent)
             return True
         if self._renewals >= _RENEWALS:
@@ -191,40 +190,40 @@ class Claim:
         return False
 
     def _refuse_or_wait(self, holder: dict[str, Any] | None, now: float) -> None:
-        """Somebody renews the lease: who has our name may be our job, cut off from these pods."""
+        """The holder is alive. If it has our job's name, it may be our job, but cut off from us."""
         run, who = self.path.parent, lease_file.describe(holder)
-        # one that is torn may just be in the writing, by the next life of who is waited for
+        # a torn lease may be half written, by the holder's next life
         if holder and (not holder.get("job") or holder["job"] != self._me["job"]):
             raise ConfigError(
                 f"run {run} is in use by {who}, which renewed {LEASE} a moment ago: "
                 "stop that job first, or give another --run-dir"
             )
-        if now >= self._next_word:
-            self._next_word = now + _WORD_S
+        if now >= self._next_log:
+            self._next_log = now + _LOG_S
             text = (
                 "run %s: waiting as long as %s renews %s: none of these pods was in its present "
-                "life (it is in another cluster, or cut off from these pods). To train here, stop "
-                "that one; to end the wait, delete this job"
+                "life, so it is in another cluster or cut off from them. To train here, stop that "
+                "one; to end the wait, delete this job"
             )
             log.warning(text, run, who, LEASE)
 
     def _is_taken(self) -> bool:
-        """Write the lease where there is none; is it ours? Of several, one succeeds."""
+        """Write the lease if there is none. Is it ours? One of several pollers succeeds."""
         if not lease_file.create(self.path, self._me):
             return False
-        for rest in self.path.parent.glob(f".{LEASE}.*"):  # of a process killed within a removal
+        for rest in self.path.parent.glob(f".{LEASE}.*"):  # of processes killed in a removal
             rest.unlink(missing_ok=True)
-        # again, if another's removal had just moved ours by mistake
+        # again, if another process's removal moved ours by mistake
         lease_file.create(self.path, self._me)
         lease = lease_file.parse((lease_file.read(self.path) or (b"", 0))[0])
         return lease is not None and lease["holder"] == self._me["holder"]
 
 
 def inherit(path: Path, dead: Mapping[str, Any]) -> Lease:
-    """The lease of a process that is gone, for one that ends its work and then releases it.
+    """Take the lease of a dead process, to finish its work and then release the lease.
 
-    `dead`: what that process had in the file. So a life that begins on this machine waits for it.
-    Raises Superseded where the run is another's by now, OSError.
+    `dead`: the lease of that process. A life that begins on this machine meanwhile waits for us.
+    Raises Superseded if another job holds the run by now, OSError.
     """
     seen = lease_file.read(path)
     lease = lease_file.parse(seen[0]) if seen else None

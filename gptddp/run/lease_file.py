@@ -1,4 +1,4 @@
-"""The file of the run's lease: how it is made, read and removed, and whether its holder lives."""
+"""Create, read and remove the file of a run's lease, and check whether its holder lives."""
 
 import contextlib
 import errno
@@ -17,18 +17,18 @@ Reading = tuple[bytes, int]  # content, time of change in ns
 
 
 def read(path: Path) -> Reading | None:
-    """The file's content and time of change; None where there is none. Raises OSError."""
+    """The file's content and time of change; None without a file. Raises OSError."""
     try:
-        with path.open("rb") as file:  # opened anew each time: so NFS asks its server
+        with path.open("rb") as file:  # opened each time, so that NFS asks its server
             return file.read(4096), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
-        if path.is_symlink():  # it leads nowhere, and no lease could be made: an endless wait
+        if path.is_symlink():  # dangling: no lease can be created, and the wait would be endless
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
         return None
 
 
 def parse(text: bytes) -> dict[str, Any] | None:
-    """What a lease says; None where it is torn or foreign."""
+    """The fields of a lease; None if it is torn or invalid."""
     with contextlib.suppress(ValueError, AttributeError):
         lease: dict[str, Any] = parse_json(text)
         known = {"owner", "holder", "host", "space", "pid", "started"} <= lease.keys()
@@ -37,7 +37,7 @@ def parse(text: bytes) -> dict[str, Any] | None:
 
 
 def create(path: Path, me: dict[str, Any]) -> bool:
-    """Write the lease where there is none: of several, one succeeds. Raises OSError."""
+    """Write the lease if there is none: one of several processes succeeds. Raises OSError."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
@@ -53,13 +53,13 @@ def create(path: Path, me: dict[str, Any]) -> bool:
 
 
 def remove_if_unchanged(path: Path, seen: Reading) -> bool:
-    """Remove the lease that was seen, and no other: of several processes, one succeeds."""
+    """Remove the lease only if it is still `seen`: one of several processes succeeds."""
     aside = path.with_name(f".{LEASE}.{uuid.uuid4().hex}")
     try:
         os.rename(path, aside)
         now = read(aside)
         same = now is None or now[0] == seen[0]
-        if not same:  # another process was faster, and has the run
+        if not same:  # another process was faster, and holds the run
             os.link(aside, path)
         os.unlink(aside)
         return same
@@ -68,9 +68,9 @@ def remove_if_unchanged(path: Path, seen: Reading) -> bool:
 
 
 def lease_of(job: str | None, life: str) -> dict[str, Any]:
-    """The lease of this process. `space`: where its pid means this process, and nowhere else."""
+    """The lease of this process. `space`: the machine and pid namespace in which its pid counts."""
     host, pid, space = socket.gethostname(), os.getpid(), uuid.uuid4().hex
-    with contextlib.suppress(OSError):  # not Linux: no other process can be seen to be dead
+    with contextlib.suppress(OSError):  # not Linux: dead processes cannot be recognized
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = f"{host} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
     return {
@@ -85,14 +85,14 @@ def lease_of(job: str | None, life: str) -> dict[str, Any]:
 
 
 def is_over(lease: dict[str, Any], me: dict[str, Any]) -> bool:
-    """Is the holder seen to be gone, or this very process? Its pid may be another's by now."""
+    """Is the holder known to be dead, or this very process? Another process may have its pid."""
     if lease["space"] != me["space"]:
         return False
-    if (lease["pid"], lease["started"]) == (me["pid"], me["started"]):  # one life after another
+    if (lease["pid"], lease["started"]) == (me["pid"], me["started"]):  # an earlier life of ours
         return True
     try:
         os.kill(lease["pid"], 0)
-    except (PermissionError, TypeError, OverflowError):  # another user's, who may hide it in /proc
+    except (PermissionError, TypeError, OverflowError):  # another user's, maybe hidden in /proc
         return False
     except ProcessLookupError:
         return True
@@ -100,7 +100,7 @@ def is_over(lease: dict[str, Any], me: dict[str, Any]) -> bool:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process began, in ticks since boot; None for a zombie or no process."""
+    """The start time of a process, in ticks since boot; None for a zombie or no process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else int(fields[19])
@@ -109,8 +109,8 @@ def start_ticks(pid: int) -> int | None:
 
 
 def describe(lease: dict[str, Any] | None) -> str:
-    """The holder as a message names it."""
+    """The name of the holder in messages."""
     if lease is None:
         return "another job"
-    job = f"job {visible(lease['job'])}" if lease.get("job") else "a training"
+    job = f"job {visible(lease['job'])}" if lease.get("job") else "a job without a name"
     return f"{job} on host {visible(lease['host'])} (process {visible(lease['pid'])})"

@@ -14,41 +14,41 @@ from typing import Any
 from gptddp.files import explain, fsync
 
 Line = dict[str, Any]  # of a run's log
-WAIT_S = 0.05  # for a line to be written; no more than once an outage
-LOCK_S = 1.0  # that another process is waited for which appends to the same file
-RETRY_S = 1.0  # after an error of the disk
+WAIT_S = 0.05  # wait for a line to be written, at most once per outage
+LOCK_S = 1.0  # wait for another process that appends to the same file
+RETRY_S = 1.0  # after a disk error
 
 
 class Lines:
-    """A file of JSON lines that only grows; a thread of its own writes them.
+    """A file of JSON lines that only grows; a thread writes them.
 
-    The caller of `append` never waits for a disk that hangs: lines are kept in memory, in order,
-    and are written when it works again. Lines whose fsync has failed are written again, since the
-    system may have dropped them: such a line may be there twice.
+    The caller of `append` never waits for a hanging disk: lines are kept in memory, in order, and
+    written when it works again. Lines whose fsync failed are written again, since the system may
+    have dropped them: a line may occur twice.
     """
 
     sync_every = 1000  # lines between two fsyncs; until then they are kept in memory too
     shared = False  # do processes on several machines append to it?
 
     def __init__(self, path: Path, after: "Lines | None" = None) -> None:
-        """`after`: another file, all of whose lines are durable before one of these is written."""
+        """`after`: another file; its lines become durable before a line of this one is written."""
         self.path = path
         self._after = after
         self._lines: list[bytes] = []  # not yet written in full
         self._unsynced: list[bytes] = []
         self._changed = threading.Condition()  # guards the two lists
-        self._disk = threading.Lock()  # `append` never takes it: its owner may hang
+        self._disk = threading.Lock()  # `append` never takes it: its holder may hang
         self._fd: int | None = None
-        self._opened = False  # and not written to yet
+        self._opened = False  # opened, but not written to yet
         self._thread: threading.Thread | None = None
         self._closed = False
         self._error: str | None = None
         self._since = 0.0  # monotonic: since when lines wait for the disk
 
     def append(self, obj: Mapping[str, Any]) -> None:
-        """Have a line written: within WAIT_S, or later where the disk is behind already.
+        """Queue a line for writing, and wait for it up to WAIT_S, unless the disk is behind.
 
-        A disk that keeps up is waited for, so that a kill right after this loses no line.
+        So a kill right after this loses no line while the disk keeps up.
         """
         line = json.dumps({key: as_json(value) for key, value in obj.items()})
         with self._changed:
@@ -67,31 +67,31 @@ class Lines:
         self._put(sync=True)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until every line is written; False where that takes longer."""
+        """Wait until every line is written; False if that takes longer than `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(self._settled, timeout_s)
 
     @property
     def waiting(self) -> int:
-        """How many lines are not durable yet."""
+        """The number of lines that are not durable yet."""
         with self._changed:
             return len(self._lines) + len(self._unsynced)
 
     def pending(self) -> list[dict[str, Any]]:
-        """The objects of the lines that are not durable yet; the disk is not waited for."""
+        """The objects of the lines that are not durable yet. Does not wait for the disk."""
         with self._changed:
             lines = [*self._unsynced, *self._lines]
         return [json.loads(line) for line in lines]
 
     def trouble(self, patience_s: float) -> str | None:
-        """What keeps lines from the disk: its error, or that it has hung for so long."""
+        """The disk's error, or that it has hung for over `patience_s`; None if all is well."""
         waited_s = time.monotonic() - self._since
         if self._error is None and not self._settled() and waited_s > patience_s:
-            return f"{self.path} has taken nothing for {waited_s:.0f} s"
+            return f"{self.path}: the disk has hung for {waited_s:.0f} s"
         return self._error
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Write the lines that wait, if the disk takes them in time."""
+        """Write the waiting lines, if the disk accepts them in time."""
         settled = self.settle(timeout_s)
         with self._changed:
             self._closed = True
@@ -102,7 +102,7 @@ class Lines:
     def _settled(self) -> bool:
         return not self._lines and len(self._unsynced) < self.sync_every
 
-    # -- what may hang: it runs in the file's own thread, or in the caller of `sync`
+    # -- may hang: runs in the file's own thread, or in the caller of `sync`
 
     def _run(self) -> None:
         while not self._closed:
@@ -127,7 +127,7 @@ class Lines:
                 self._error = None
             except OSError as error:
                 self._error = explain(OSError(error.errno, error.strerror, str(self.path)))
-                self._close()  # the next try opens anew: a stale handle never recovers
+                self._close()  # the next try opens it again: a stale handle never recovers
                 raise
 
     def _write(self) -> None:
@@ -164,7 +164,7 @@ class Lines:
     def _open(self) -> int:
         if self._fd is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            # Who may write here may not have us write elsewhere, by a link in the file's place.
+            # O_NOFOLLOW: a link in the place of the file must not make us write elsewhere
             self._fd = os.open(self.path, flags | os.O_NOFOLLOW, 0o644)
             if os.fstat(self._fd).st_size == 0:
                 fsync(self.path.parent)
@@ -172,7 +172,7 @@ class Lines:
         return self._fd
 
     def _end_torn_line(self, fd: int) -> None:
-        """Where a writer has died, or the disk was full, within a line; once after the opening."""
+        """Once after opening: end a line in which a writer died, or the disk was full."""
         size = os.fstat(fd).st_size if self._opened else 0
         if size and os.pread(fd, 1, size - 1) != b"\n":
             os.write(fd, b"\n")
@@ -187,11 +187,11 @@ class Lines:
 
 @contextlib.contextmanager
 def _alone(fd: int) -> Iterator[None]:
-    """Hold the file's lock, so that of several machines one at a time appends.
+    """Hold the file's lock, so that one machine at a time appends.
 
     A network file system has no atomic append: each machine writes where it believes the end to be,
-    and one line could take the place of another. Who holds the lock for long is stopped, or cut off
-    from the run: it is not waited for. Nor is a file system that has no locks.
+    and one line could overwrite another. A process that holds the lock for over LOCK_S is stopped
+    or cut off from the run: we write without the lock, as on a file system without locks.
     """
     end = time.monotonic() + LOCK_S
     while True:

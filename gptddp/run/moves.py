@@ -1,4 +1,4 @@
-"""How a life has gone on with other ranks, in words: by its event `world`."""
+"""Describe how a life continued with other ranks, from its event `world`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,17 +7,17 @@ from gptddp.errors import visible
 
 
 def lost(event: Mapping[str, Any]) -> str:
-    """Which ranks of the world before are lost, with their pods, and how."""
+    """The lost ranks of the previous world, with pod and cause."""
     return "; ".join(f"{_name(it)}: {visible(it['how'])}" for it in event["lost"])
 
 
 def moved(event: Mapping[str, Any]) -> str:
-    """Who is lost and who has come, how many ranks there are now, and how long it took."""
+    """The lost ranks, the new ranks, the number of ranks now, and the duration."""
     parts = [f"lost {it}"] if (it := lost(event)) else []
     if come := ", ".join(map(_name, event["joined"])):
         parts.append(f"joined by {come}")
     ranks = "1 rank" if event["world_size"] == 1 else f"{event['world_size']} ranks"
-    return f"{', '.join(parts) or 'connected anew'}; {ranks} go on after {event['pause_s']:.2f} s"
+    return f"{', '.join(parts) or 'reconnected'}; {ranks} go on after {event['pause_s']:.2f} s"
 
 
 def _name(it: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What one life of a run begins with."""
+"""The state from which one life of a run starts."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ from gptddp.flags import from_saved
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a life of the run goes on from: the same on every rank."""
+    """The start of one life, equal on every rank."""
 
     config: Config  # resolved
     generation: int
     step: int  # finished steps
     source: str  # the checkpoint's name, "memory" or "scratch"
-    run_id: str  # of this run directory's content, unique for ever
-    redo: int = 0  # steps that an earlier life has done beyond `step`
-    line: dict[str, Any] | None = None  # of `step`, in the log
+    run_id: str  # unique for the content of this run directory
+    redo: int = 0  # steps that an earlier life did beyond `step`
+    line: dict[str, Any] | None = None  # the log line of `step`
     parent: str | None = None  # the checkpoint that this life descends from
-    # what earlier lives decided beyond `step`, by step
+    # row groups that earlier lives excluded beyond `step`, by step
     quarantine: dict[int, list[int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As the other ranks are told."""
+        """The JSON object that rank 0 sends to the other ranks."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {
             "config": dataclasses.asdict(self.config),
             "quarantine": sorted(self.quarantine.items()),
@@ -34,17 +34,17 @@ class Origin:
 
     @classmethod
     def from_json(cls, values: Any) -> "Origin":
-        """The inverse of `to_json`. Raises BadMessage for what is none."""
+        """The inverse of `to_json`. Raises BadMessage for invalid values."""
         if not (isinstance(values, Mapping) and values.keys() == _KINDS.keys()):
-            raise BadMessage("rank 0", f"an origin that has not the fields {', '.join(_KINDS)}")
+            raise BadMessage("rank 0", f"an origin without the fields {', '.join(_KINDS)}")
         for name, kinds in _KINDS.items():
             if type(values[name]) not in kinds:
-                raise BadMessage("rank 0", f"an origin whose {name} is {values[name]!r:.80}")
+                raise BadMessage("rank 0", f"an origin with {name} {values[name]!r:.80}")
         try:
             config = from_saved("the configuration of rank 0", values["config"])
             quarantine = {int(at): [*map(int, groups)] for at, groups in values["quarantine"]}
         except (ConfigError, TypeError, ValueError, OverflowError) as error:
-            raise BadMessage("rank 0", f"an origin that cannot be used ({error})") from None
+            raise BadMessage("rank 0", f"an origin with invalid values ({error})") from None
         return cls(**{**values, "config": config, "quarantine": quarantine})
 
 

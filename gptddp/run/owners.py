@@ -1,4 +1,4 @@
-"""Where every rank-second of a run went: a category ("owner") for each, over all lives.
+"""Where the time of a run went: the category ("owner") of every rank-second, over all lives.
 
 A life records the seconds of each rank by phase (training/clock.py) with every checkpoint and at
 its end. The time from there to the next life went to detection and recovery. The categories add up
@@ -22,7 +22,7 @@ ABOUT = {
     "recovery": "from then until all remaining ranks, and new ones, had the state",
     "reload": "a start after a fault, until its first step was done",
     "start": "the first start, or one after a stop, until its first step was done",
-    "stopped": "nobody trained, on purpose",
+    "stopped": "after a requested stop, until the next start",
     "logging": "writing log, ledger and metrics, on rank 0",
     "other": "the rest of the loop",
 }
@@ -39,13 +39,13 @@ _OF_PHASE = {
     "redo": "redone",
 }
 _BEFORE_STEPS = ("init", "restore", "warmup")
-_TOLD = ("checkpoint", "stop", "end", "world")  # events of a life that say where its seconds went
+_TIMED = ("checkpoint", "stop", "end", "world")  # events with the phases of a life
 
 Phases = Mapping[str, list[float]]  # seconds of each rank
 
 
 def owner_of(phase: str, follows_fault: bool) -> str:
-    """The owner of a phase's seconds, in a life that follows a fault, or does not."""
+    """The category of a phase's seconds. `follows_fault`: the life follows a fault."""
     if phase in _BEFORE_STEPS:
         return "reload" if follows_fault else "start"
     return _OF_PHASE.get(phase, "other")
@@ -53,44 +53,44 @@ def owner_of(phase: str, follows_fault: bool) -> str:
 
 @dataclass
 class Owners:
-    """The rank-seconds of a run by owner, as far as its ledger knows."""
+    """The rank-seconds of a run by category, as far as its ledger has them."""
 
-    seconds: dict[str, float] = field(default_factory=dict)  # of lives that are over, and between
-    generation: int = 0  # of the newest life
+    seconds: dict[str, float] = field(default_factory=dict)  # of past lives, and between lives
+    generation: int = 0  # of the newest life, like all fields below
     world_size: int = 0
     began: float = 0.0  # unix seconds, on rank 0
     follows_fault: bool = False
-    phases: dict[str, list[float]] = field(default_factory=dict)  # as last told
-    stop_time: float | None = None  # it ended in good order
-    noticed: float | None = None  # it did not: when a survivor noticed, or its last step ended
-    survived: bool = False  # did a rank survive, to say so?
-    since_s: float | None = None  # from the phases until one of the two, by the clock of that rank
-    redo_until: int = 0  # the last step that a lost life had finished
-    last_step: int = 0  # as its end says
-    moved_step: int = -1  # at which it came into its present world; -1: it is in its first
+    phases: dict[str, list[float]] = field(default_factory=dict)  # the last recorded ones
+    stop_time: float | None = None  # of an orderly end
+    noticed: float | None = None  # of another end: a survivor noticed it, or the last step ended
+    survived: bool = False  # did a rank survive that end?
+    since_s: float | None = None  # from the phases to either end, by the clock of that rank
+    redo_until: int = 0  # the last step that a lost life finished
+    last_step: int = 0  # in the event of its end
+    moved_step: int = -1  # the step at which its present world began; -1: its first world
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Count one more event of the ledger; one that has been counted changes nothing.
+        """Count one more event of the ledger; an event that was counted changes nothing.
 
-        Nor does one without what is needed here, of version 0.1.0 or written by hand: whose seconds
-        nobody knows have no owner.
+        An event of version 0.1.0, or written by hand, that lacks needed fields also changes
+        nothing: seconds that are not known have no category.
         """
         with suppress(LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
             kind, generation = event["event"], event["generation"]
             if kind == "start" and generation > self.generation:
                 self._next(event)
-            elif generation != self.generation or kind not in _TOLD:
+            elif generation != self.generation or kind not in _TIMED:
                 return
             if kind == "stop":
                 self.stop_time = float(event["time"])
             elif kind == "world" and (event["at"] <= self.began or self.stop_time is not None):
-                return  # a new rank 0: the life before has said so, and the start; or its end
+                return  # a takeover that earlier events have, or after the recorded stop
             elif kind in ("end", "world"):
                 self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
                 self.survived = kind == "world" or bool(event.get("survived", event.get("phases")))
             of_log = kind == "checkpoint" or (kind == "end" and not self.survived)
             if of_log and event.get("step", math.inf) <= self.moved_step:
-                return  # begun in the world before, which had a table of its own
+                return  # its phases are those of the world before
             newer_s = 0.0
             if phases := event.get("phases"):
                 rows = {str(name): [float(it) for it in row] for name, row in phases.items()}
@@ -98,12 +98,12 @@ class Owners:
             if kind != "checkpoint" and "since_s" in event:
                 since_s = float(event["since_s"])
                 self.since_s = max(0.0, since_s - newer_s) if 0 <= since_s < math.inf else None
-            if kind == "world":  # from here on the phases are of other ranks
+            if kind == "world":  # later phases are of other ranks
                 self._next(event, self.redo_until)
                 self.moved_step = int(event["step"])
 
     def _hear(self, phases: dict[str, list[float]]) -> float:
-        """Take this table unless the known one is newer; by how many seconds that is."""
+        """Take these phases unless the known ones are newer; return by how many seconds."""
         for row in phases.values():
             if not (len(row) == self.world_size and 0 <= min(row) <= max(row) < math.inf):
                 return 0.0
@@ -113,9 +113,9 @@ class Owners:
         return max(0.0, newer_s)
 
     def _next(self, start: Mapping[str, Any], redo_until: int = 0) -> None:
-        """What was before is over: its seconds, and those until this, have their owners."""
+        """End the life or world before: its seconds, and those until `start`, get categories."""
         began = float(start["time"]) - float(start.get("seconds") or 0.0)
-        # a launcher that is still there has begun it, or a rank that was in the life before
+        # started by a launcher, or a rank, of the life before
         same_job = bool(start.get("restarts")) or start.get("source") == "memory"
         fault = self.generation > 0 and (self.stop_time is None or same_job)
         self.seconds = self.so_far(began, int(start["world_size"]), fault)
@@ -129,24 +129,24 @@ class Owners:
     def so_far(
         self, until: float | None = None, world_size: int = 0, fault: bool = False
     ) -> dict[str, float]:
-        """Rank-seconds by owner, the newest life included, as far as it has told.
+        """Rank-seconds by category, with those of the newest life, as far as recorded.
 
-        until: unix seconds, when a next life began with so many ranks; None: none has. fault: one
-        that nobody had asked for.
+        until: unix seconds when a next life began with `world_size` ranks; None: there is none.
+        fault: nobody requested that next life.
         """
         seconds = dict.fromkeys(OWNERS, 0.0) | self.seconds
         for phase, row in self.phases.items():
             seconds[owner_of(phase, self.follows_fault)] += sum(row)
         of_0 = _of_rank(self.phases, 0)
-        # a rank that began later than rank 0 was still being formed, or started
+        # a rank that began later than rank 0 was still starting or joining
         later = "recovery" if self.follows_fault else "start"
         for rank in range(self.world_size if self.phases else 0):
             seconds[later] += of_0 - _of_rank(self.phases, rank)
         if not self.generation:
             return seconds
-        phases_end = self.began + of_0  # up to here its phases say
+        phases_end = self.began + of_0  # the phases cover the time up to here
         if self.stop_time is not None:
-            spent, owner = self._until(self.stop_time, phases_end), "checkpoint"  # the last one
+            spent, owner = self._until(self.stop_time, phases_end), "checkpoint"  # the last save
         elif until is None:
             return seconds
         elif self.survived:
@@ -157,24 +157,24 @@ class Owners:
         seconds[owner] += spent * self.world_size
         if until is not None:
             ended = (self.noticed if self.stop_time is None else self.stop_time) or phases_end
-            # by either clock: they may differ, and jump
+            # by two clocks, which may differ and jump
             gaps = [gap for gap in (until - ended, until - phases_end - spent) if gap >= 0]
             stopped = self.stop_time is not None and not fault
             seconds["stopped" if stopped else "recovery"] += min(gaps, default=0.0) * world_size
         return seconds
 
     def _until(self, ended: float, phases_end: float, most: float = math.inf) -> float:
-        """Seconds from its phases to its end."""
+        """Seconds from the recorded phases to the end of the life."""
         if self.since_s is not None:
             return self.since_s
         return max(0.0, min(ended, most) - phases_end)
 
 
 def goodput(rank_seconds: Mapping[str, float]) -> float | None:
-    """The part of these, by owner, that went to new steps; None as long as there was no fault.
+    """The fraction of the rank-seconds that went to new steps; None before the first fault.
 
-    Until then it would say no more than how long ago the run began. A rank that comes counts as
-    one that is lost: the others stop for it.
+    Before a fault it would only show how long ago the run began. A joining rank counts like a lost
+    one: the others stop for it.
     """
     if not any(rank_seconds.get(owner) for owner in OF_FAULTS):
         return None

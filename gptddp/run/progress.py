@@ -1,4 +1,4 @@
-"""How far a run has come."""
+"""The progress of a run."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ FINGERPRINT = re.compile("[0-9a-f]{16}", re.ASCII)  # 64 bits, as files have the
 
 @dataclass
 class Progress:
-    """How far the run has come: with the tensors and the data position, all of its state."""
+    """Progress and data position of a run: together with the tensors, its whole state."""
 
     step: int = 0  # finished optimizer steps
     tokens: int = 0  # trained targets
@@ -22,15 +22,15 @@ class Progress:
     train_s: float = 0.0  # seconds in steps and waiting for their data, over all lives
     skipped: int = 0  # non-finite steps in a row
     data: dict[str, Any] = field(default_factory=dict)  # the loader's state after `step`
-    state_fp: int | None = None  # of all tensors after `step`, where it has been computed
+    state_fp: int | None = None  # of all tensors after `step`; None: not computed
 
     def advance(
         self, targets: int, batch_fp: int, finite: bool, seconds: float, data: dict[str, Any]
     ) -> None:
-        """Count one finished step. A skipped one has used its data like any other.
+        """Count one finished step. A skipped step also uses its data.
 
-        `seconds`: of this rank, its wait for the data included. `Life.agree` makes rank 0's of the
-        sum on all ranks, before anything is decided by it.
+        `seconds`: of this rank, including its wait for data. `Life.agree` sets the sum to rank 0's
+        on all ranks before any decision depends on it.
         """
         self.step += 1
         self.tokens += targets
@@ -40,15 +40,15 @@ class Progress:
         self.data, self.state_fp = data, None
 
     def confirm(self, state_fp: int, source: str) -> None:
-        """The fingerprint of the tensors that were read from `source`.
+        """Set the fingerprint of the tensors that were read from `source`.
 
-        Raises CheckpointError where the state was saved with another one.
+        Raises CheckpointError if the state was saved with another fingerprint.
         """
         if self.state_fp not in (None, state_fp):
             raise CheckpointError(
                 f"the state of step {self.step}, from {source}, has the fingerprint "
-                f"{state_fp:016x}, and was saved with {self.state_fp:016x}: its tensors are not "
-                "those of the run; move it away, and the run goes on from an older one"
+                f"{state_fp:016x}, and was saved with {self.state_fp:016x}: its tensors have "
+                "changed. Move it away: the run continues from an older checkpoint"
             )
         self.state_fp = state_fp
 
@@ -61,7 +61,7 @@ class Progress:
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> "Progress":
-        """The inverse of to_meta; an empty mapping is the beginning of a run."""
+        """The inverse of to_meta; an empty mapping gives the beginning of a run."""
         prints = {name: int(meta[name], 16) for name in _PRINTS if name in meta}
         return cls(**{**meta, **prints})
 
@@ -70,12 +70,12 @@ _PRINTS = ("chain_fp", "state_fp")
 
 
 def fold(chain_fp: int, batch_fp: int) -> int:
-    """The next chain fingerprint: a hash of the chain so far and the step's own."""
+    """The next chain fingerprint: a hash of the chain so far and the step's fingerprint."""
     both = chain_fp.to_bytes(8, "little") + batch_fp.to_bytes(8, "little")
     return int(xxhash.xxh3_64_intdigest(both))
 
 
-# -- what was written by another version -----------------------------------------------------------
+# -- states of other versions ----------------------------------------------------------------------
 
 _META = {
     "step": int,
@@ -83,16 +83,16 @@ _META = {
     "chain_fp": str,
     "train_s": int | float,
     "skipped": int,
-    "data": dict,  # its values are the loader's to judge
+    "data": dict,  # the loader checks its values
 }
 
 
 def wrong_meta(meta: Any) -> str | None:
-    """The first field of a state's meta that cannot be used, with the rule; None: all can be."""
+    """The first invalid field of a state's meta, with the rule; None if all are valid."""
     if why := next(wrong(meta, _META, "meta"), None):
         return why
     if unknown := sorted(meta.keys() - _META.keys() - {"state_fp"}):
-        return f"meta has {', '.join(unknown):.80}, which this gptddp does not know"
+        return f"meta has {', '.join(unknown):.80}, which this version of gptddp does not know"
     for name in (it for it in _PRINTS if it in meta):
         if not FINGERPRINT.fullmatch(str(meta[name])):
             return f"meta.{name} is {meta[name]!r:.40}: it must be 16 hex digits"
@@ -100,9 +100,9 @@ def wrong_meta(meta: Any) -> str | None:
 
 
 def wrong(values: Any, kinds: Mapping[str, Any], where: str = "") -> Iterator[str]:
-    """Each of these fields that `values` has not, or not of its type.
+    """Yield each field of `kinds` that `values` lacks, or has with another type.
 
-    Who reads on after the first may meet anything.
+    Later fields may be invalid after the first error.
     """
     if not isinstance(values, dict):
         yield f"{where or 'it'} is {values!r:.40}: it must be an object"

@@ -1,4 +1,4 @@
-"""How the life before this one ended: one that is killed as a whole cannot say so."""
+"""The end of the previous life: a life whose ranks were all killed records none."""
 
 import math
 import time
@@ -13,17 +13,17 @@ from gptddp.run.history import newest_lost_life
 from gptddp.run.json_lines import backwards, parse
 from gptddp.run.summary import Summary
 
-_MOST_LINES = 20_000  # of a log are read: the table is there every ten seconds
-UNKNOWN = "rank 0 left no word: it was killed"
+_MOST_LINES = 20_000  # read from a log, which has phases every ten seconds
+UNKNOWN = "rank 0 was killed"
 
 
 def unsaid_end(
     ledger: Summary, line: Mapping[str, Any] | None, run_dir: Path
 ) -> dict[str, Any] | None:
-    """The event `end` of the life before, where the ledger lacks it; `line`: the log's last.
+    """The event `end` of the previous life, if the ledger lacks it; `line`: the log's last.
 
-    None for a new run as well, and where the ledger has lost that life. Its seconds are those of
-    the log, up to its last step. Raises OSError.
+    None also for a new run, or if the ledger lost that life. The event's seconds are from the log,
+    up to its last step. Raises OSError.
     """
     if not ledger.life or ledger.ended or line is None or newest_lost_life(run_dir, ledger):
         return None
@@ -33,18 +33,18 @@ def unsaid_end(
 
 
 def _logged(run_dir: Path, generation: int, until: float) -> dict[str, Any]:
-    """The last phases in the log of a life, and the seconds from then `until` its last step."""
+    """The last phases in the log of a life, and the seconds from them `until` its last step."""
     lines = map(parse, backwards(log_path(run_dir, generation)))
     for line in islice(lines, _MOST_LINES):
         if line and "phases" in line:
-            with suppress(LookupError, TypeError, ValueError):  # foreign
+            with suppress(LookupError, TypeError, ValueError):  # invalid
                 since_s = float(line["since_s"]) + max(0.0, until - line["time"])
                 return {"phases": line["phases"], "since_s": round(since_s, 3)}
     return {}
 
 
 def unsaved_s(ledger: Summary) -> float:
-    """Seconds since the last save began, or since the run did; infinite if a clock was put back."""
+    """Seconds since the last save, or the run, began; infinite if a clock was set back."""
     now = time.time()
     known = (ledger.saved_time, ledger.began_time, now)
     age_s = now - float(next(it for it in known if it is not None))

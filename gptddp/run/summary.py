@@ -1,8 +1,8 @@
-"""What a run is, by its ledger: the sums that its newest start has, and the events after them.
+"""The summary of a run, from its ledger: the sums in the newest start, and the events after it.
 
 Each start has the configuration in force and the sums of all events before it. So the ledger is
 read from its end back to the newest start, however many lives the run has had. A start has a hash:
-one that is not as it was written is left out, and the start before it counts.
+if it does not match, the start is skipped, and the start before it counts.
 """
 
 import contextlib
@@ -22,49 +22,49 @@ from gptddp.run.directory import LEDGER, log_generations
 from gptddp.run.json_lines import MOST_STEPS, lines_back, parse_event
 from gptddp.run.owners import Owners
 
-COMMITS = 8  # whose names are kept: enough to say what a directory lacks
-LEFT_OUT = 8  # lines that cannot be used, and are named
-HASH = "xxh3_64"  # the field of a start
+COMMITS = 8  # names that are kept: enough to list those that a directory lacks
+LEFT_OUT = 8  # unusable lines that are listed
+HASH = "xxh3_64"  # field of a start
 
 
 @dataclass
 class Summary:
-    """The events of a run so far, in sum. `add` of an event that is in it changes nothing."""
+    """The sums of a run's events so far. Adding an event twice changes nothing."""
 
     # of the newest start
     life: int = 0  # its generation; 0: no life has begun
     run_id: str | None = None
     config: dict[str, Any] | None = None  # in force
     dataset: str | None = None  # the hash of the data
-    code: str | None = None  # the hash of its own code; None: it had none
+    code: str | None = None  # the hash of its own code; None: the installed code
     ended: bool = False  # is its end recorded?
     differed: str = ""  # its ranks that differed, if any did
 
     # of all lives; see SUMS
-    bytes: int = 0  # of the ledger: up to there it has been read
+    bytes: int = 0  # of the ledger that have been read
     generation: int = 0  # the highest of any event
-    void: int = 0  # the last generation in which ranks have diverged
+    void: int = 0  # the last generation in which ranks diverged
     commits: list[str] = field(default_factory=list)  # the newest, since the run began at step 0
     began_time: float | None = None  # unix seconds: of the first life
-    saved_time: float | None = None  # when the last save began that was committed
+    saved_time: float | None = None  # unix seconds: when the last committed save began
     quarantine: list[dict[str, Any]] = field(default_factory=list)  # step, row_groups, names
-    # of the life that was given --from-scratch last: its job
+    # the job of the last life with --from-scratch
     from_scratch: dict[str, Any] | None = None
     # the last stop because a budget was used up: generation, step, tokens, train_s, cause, results
     finished: dict[str, Any] | None = None
     branches: list[dict[str, Any]] = field(default_factory=list)  # see branches.py
-    owners: Owners = field(default_factory=Owners)  # of its rank-seconds
+    owners: Owners = field(default_factory=Owners)  # rank-seconds by category
 
-    # of the reading
-    left_out: list[str] = field(default_factory=list)  # what of the ledger cannot be used, and why
+    # not sums
+    left_out: list[str] = field(default_factory=list)  # unusable lines of the ledger, and why
 
     @property
     def is_finished(self) -> bool:
-        """Has a budget ended the newest life?"""
+        """Did a budget end the newest life?"""
         return self.finished is not None and self.finished["generation"] == self.life
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Count one more event of the ledger; any error says that it is a foreign one."""
+        """Count one more event of the ledger; any exception means that it is invalid."""
         kind, generation = event["event"], event["generation"]
         self.generation = max(self.generation, generation)
         if self.began_time is None:
@@ -101,7 +101,7 @@ class Summary:
         self.life, self.ended, self.differed = generation, False, ""
         self.run_id, self.config = start.get("run_id"), start.get("config")
         self.dataset, self.code = start.get("dataset"), start.get("code")
-        if start.get("source") == "scratch":  # what was committed before has been given up
+        if start.get("source") == "scratch":  # earlier checkpoints no longer belong to the run
             self.commits, self.finished = [], None
 
     def _finish(self, stop: Mapping[str, Any]) -> None:
@@ -112,15 +112,15 @@ class Summary:
             self.finished = done
 
     def sums(self) -> dict[str, Any]:
-        """What a start has of all events before it."""
+        """The sums that a start has of all events before it."""
         return {name: getattr(self, name) for name in SUMS} | {
             "owners": dataclasses.asdict(self.owners)
         }
 
     def _go_back(self, branch: dict[str, Any]) -> None:
-        """What is committed on the way that the run has left is not missed any more.
+        """Forget the checkpoints that do not belong to the new branch.
 
-        What the branch is to be done with is in force, also if the life that began it is killed.
+        The branch's configuration is in force, even if the life that began it is killed.
         """
         if branch["generation"] not in [it["generation"] for it in self.branches]:
             if branch["generation"] > self.life:
@@ -141,9 +141,9 @@ SUMS = (
 
 
 def _decision(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Which row groups a quarantine event leaves out, and from which step on.
+    """The row groups that a quarantine event excludes, and the step from which it does.
 
-    Raises ValueError for what none can be. Are the row groups there? That the data tell.
+    Raises ValueError for impossible values. Only the data show whether the row groups exist.
     """
     step, groups, names = event.get("step"), event.get("row_groups"), event.get("names")
     if type(step) is not int or not 0 <= step < MOST_STEPS:
@@ -157,7 +157,7 @@ def _decision(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decided(decisions: Iterable[Mapping[str, Any]], step: int) -> dict[int, list[int]]:
-    """What lives have decided to leave out from `step` finished steps on, by step: row groups."""
+    """The row groups that lives excluded from `step` finished steps on, by step."""
     found: dict[int, list[int]] = {}
     for decision in decisions:
         if decision["step"] >= step:
@@ -166,7 +166,7 @@ def decided(decisions: Iterable[Mapping[str, Any]], step: int) -> dict[int, list
 
 
 def hash_of(start: Mapping[str, Any]) -> str:
-    """Of a start's event, but for its own hash."""
+    """The hash of a start event, except for its field with the hash."""
     body = {name: value for name, value in start.items() if name != HASH}
     return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True).encode())
 
@@ -176,7 +176,7 @@ def _is_whole_start(event: Mapping[str, Any]) -> bool:
 
 
 def _at_start(start: Mapping[str, Any]) -> Summary:
-    """What a whole start says; a newer version may have written more sums."""
+    """The summary in an unchanged start; a newer version may have written more sums."""
     sums = start.get("sums") or {}
     known = {name: sums[name] for name in SUMS if name in sums}
     owners = known.get("owners", {})
@@ -187,9 +187,9 @@ def _at_start(start: Mapping[str, Any]) -> Summary:
 
 
 def read(run_dir: str | Path) -> Summary:
-    """The sum of the run's ledger, an empty one where there is none: its newest start and on.
+    """The summary of the run's ledger, from its newest start on; an empty one without a ledger.
 
-    More is read where the newest life, by logs and events, has no start there. Raises OSError.
+    Reads further back if logs or events are of a newer life than that start. Raises OSError.
     """
     newest, end = max(log_generations(run_dir), default=0), 0
     lines: list[tuple[int, bytes, dict[str, Any]]] = []
@@ -203,24 +203,24 @@ def read(run_dir: str | Path) -> Summary:
             lines.append((at, line, event))
             newest = max(newest, event.get("generation", 0))
             if _is_whole_start(event) and event["generation"] > found.life:
-                with contextlib.suppress(LookupError, TypeError, AttributeError):  # foreign sums
+                with contextlib.suppress(LookupError, TypeError, AttributeError):  # invalid sums
                     begun = _at_start(event)
                     found, upto = begun, min(begun.bytes, at)
     found.bytes = end
     for at, line, event in reversed(lines):
         if event and at >= upto:
             _count(found, event, at)
-        elif at + len(line) == end:  # it is being written
+        elif at + len(line) == end:  # the line is being written
             found.bytes = at
         elif at >= upto:
-            found.left_out.append(f"a line at byte {at} that is torn, or no event")
+            found.left_out.append(f"a line at byte {at} that is torn or not an event")
     del found.left_out[LEFT_OUT:]
     return found
 
 
 def _count(found: Summary, event: dict[str, Any], at: int) -> None:
-    """One more event of the ledger, which begins at this byte; a foreign one is left out."""
-    why: Any = "it is not as it was written"
+    """Count an event of the ledger, which begins at this byte; an invalid one is skipped."""
+    why: Any = "it does not match its hash"
     if event["event"] != "start" or _is_whole_start(event):
         try:
             return found.add(event)

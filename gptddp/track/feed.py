@@ -1,7 +1,7 @@
-"""Feeds a tracker from the log of a run: `gptddp track`, which `--track` starts beside rank 0.
+"""Feed a tracker from the log of a run: `gptddp track`, which `--track` starts beside rank 0.
 
-A step is sent once it is settled: a checkpoint has it, so no kill has it done again. Who is killed
-here leaves nothing behind, as the next asks the tracker what it has.
+A step is sent once it is settled: a checkpoint has it, so no kill makes it run again. This process
+may be killed at any time: the next one asks the tracker which steps it has.
 """
 
 import os
@@ -22,24 +22,24 @@ from gptddp.run.history import logged
 from gptddp.run.summary import Summary
 from gptddp.track.trackers import TRACKERS, Row
 
-_END_S = 30  # that it goes on when rank 0 has ended: a tracker may hang for good
+_END_S = 30  # time to finish after the end of rank 0, as a tracker may hang forever
 _POLL_S, _RETRY_S = 1.0, 60.0
-_ROWS = 500  # that are sent at once
-_WHEN = ("step", "time", "since_s")  # numbers of a line that are no values
+_ROWS = 500  # sent at once
+_WHEN = ("step", "time", "since_s")  # numbers of a line that are not sent as values
 
 
 def rank_0_ends(within_s: float) -> bool:
-    """Has the input ended, a pipe into which nobody writes?"""
+    """Has rank 0 ended? Then stdin ends, a pipe into which nobody writes."""
     if ended := bool(select.select([0], [], [], within_s)[0]):
         signal.alarm(_END_S)
     return ended
 
 
 def track(run: Path, to: str, over: Callable[[float], bool]) -> int:
-    """Send what is settled and not there yet, until it is `over` and once more; the last step.
+    """Send new settled steps until `over` is true, and once more; return the last step sent.
 
-    `over` waits for so many seconds. Raises, when it is over, ConfigError where another process
-    tracks the run, ClickException where the tracker is away.
+    `over` waits for the given seconds. At the end, raises ConfigError if another process tracks the
+    run, ClickException if the tracker is unavailable.
     """
     said = ""
     while True:
@@ -47,13 +47,13 @@ def track(run: Path, to: str, over: Callable[[float], bool]) -> int:
             held = lock(run / f"track.{to}.lock")
         except BlockingIOError:
             if over(_POLL_S):
-                raise ConfigError(f"another process tracks {run} and sends all of it") from None
+                raise ConfigError(f"another process tracks {run}, and sends all steps") from None
             continue
         try:
             return _sent(run, to, over)
         except Exception as error:
             why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            away = visible(f"{to} is away ({why}); `gptddp track` sends what is missing")
+            away = visible(f"{to} is unavailable ({why}); `gptddp track` sends the missing steps")
         finally:
             os.close(held)
         if over(0):
@@ -82,9 +82,9 @@ def _sent(run: Path, to: str, over: Callable[[float], bool]) -> int:
 
 
 def _shown_as(run: Path, about: Summary) -> tuple[str, str]:
-    """Id and name in a tracker. A run that has gone back is another one, with all of its steps."""
+    """Id and name in a tracker; each branch is another run there, with all of its steps."""
     if not about.run_id:
-        raise ConfigError(f"the ledger of {run} has no start")
+        raise ConfigError(f"the ledger of {run} has no start of a life: train the run first")
     id, name = about.run_id, run.absolute().name
     if count := len(about.branches):
         id, name = f"{id}-{count}", f"{name}-from-{about.branches[-1]['step']}-{count}"
@@ -92,8 +92,8 @@ def _shown_as(run: Path, about: Summary) -> tuple[str, str]:
 
 
 def settled(about: Summary) -> int:
-    """Up to which step the log stays as it is: all of a run that is finished, or else the steps
-    before a checkpoint, as the last one may still get its evaluation.
+    """The last step whose log line no longer changes: the last one of a finished run, or else the
+    one before a checkpoint, as the checkpoint's step may still get its evaluation.
     """
     steps = [int(name.removeprefix("step-").partition(".")[0]) - 1 for name in about.commits]
     return max([0, *steps, *([int(about.finished["step"])] if about.finished else [])])

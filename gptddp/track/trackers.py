@@ -1,7 +1,7 @@
-"""The trackers. Each is opened with a run, and gives up to which step it has that, and what sends.
+"""The trackers. Opening one for a run gives the last step that it has, and a function to send more.
 
-It is asked, or its files are read: a note of our own would be wrong after a kill between sending
-and noting. Any error says that the tracker is away; at the end it has all that was sent.
+The last step comes from the tracker or its files: a note of ours would be wrong after a kill
+between sending and noting. Any error means that the tracker is unavailable. Closing sends the rest.
 """
 
 import os
@@ -16,13 +16,13 @@ from gptddp.errors import ConfigError
 
 Row = tuple[int, float, dict[str, float]]  # step, unix seconds, values by name
 Opened = tuple[int, Callable[[Sequence[Row]], None]]
-_PROJECT = "gptddp"  # where the tracker's own variable names none
+_PROJECT = "gptddp"  # unless the tracker's own variable names another
 
 
 @contextmanager
 def _wandb(folder: Path, id: str, name: str, config: dict[str, Any]) -> Iterator[Opened]:
-    """Online, the server says which step is next. Offline, its files may be torn: those of the
-    process before are removed, and the whole run is in those of this one.
+    """Online, the server has the next step. Offline, files may be torn: those of earlier processes
+    are removed, and this process writes the whole run again.
     """
     ours = {"WANDB_DIR": str(folder), "WANDB_PROJECT": _PROJECT, "WANDB_SILENT": "true"}
     for variable in ours.keys() - os.environ.keys():
@@ -30,7 +30,7 @@ def _wandb(folder: Path, id: str, name: str, config: dict[str, Any]) -> Iterator
     import wandb
 
     with suppress(Exception):
-        wandb.teardown()  # what a failure has left
+        wandb.teardown()  # the rest of a failed session
     quiet = wandb.Settings(console="off", disable_git=True, x_disable_stats=True)
     run = wandb.init(id=id, name=name, config=config, resume="allow", settings=quiet)
     here = Path(run.dir).parent
@@ -48,7 +48,7 @@ def _wandb(folder: Path, id: str, name: str, config: dict[str, Any]) -> Iterator
 
 @contextmanager
 def _trackio(folder: Path, id: str, name: str, config: dict[str, Any]) -> Iterator[Opened]:
-    """A step has an id of its own, which a server or the local database takes once only."""
+    """Each step has an id, which a server or the local database accepts only once."""
     from trackio.remote_client import RemoteClient
     from trackio.sqlite_storage import SQLiteStorage
 
@@ -75,7 +75,7 @@ def _trackio(folder: Path, id: str, name: str, config: dict[str, Any]) -> Iterat
 
 @contextmanager
 def _tensorboard(folder: Path, id: str, name: str, config: dict[str, Any]) -> Iterator[Opened]:
-    """Event files, one a process; a step is one record, which a kill leaves whole or unread."""
+    """Event files, one per process; a step is one record, and a torn one is not read."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.plugins.text.summary_v2 import text_pb
@@ -104,8 +104,8 @@ TRACKERS = {"wandb": _wandb, "trackio": _trackio, "tensorboard": _tensorboard}
 
 
 def check_installed(name: str) -> None:
-    """Raise ConfigError where the package of a tracker is not there; nothing is loaded."""
-    # a folder of that name, as wandb leaves one, is a package without an origin
+    """Raise ConfigError if the package of a tracker is not installed; loads nothing."""
+    # a folder of that name, such as wandb's output folder, is a package without an origin
     if name in TRACKERS and getattr(find_spec(name), "origin", None) is None:
         fix = f"pip install 'gptddp[{name}]', or for pods `make image EXTRAS={name}`"
-        raise ConfigError(f"track is {name}, and the package {name} is not installed: {fix}")
+        raise ConfigError(f"track is {name}, but the package {name} is not installed: {fix}")

@@ -1,4 +1,4 @@
-"""A run to audit, and copies of it to forge."""
+"""An honest run to audit, and copies of it to forge."""
 
 import shutil
 from pathlib import Path
@@ -16,5 +16,5 @@ def honest(corpus, tmp_path_factory):
 
 @pytest.fixture
 def forged(honest, tmp_path):
-    """A copy of it."""
+    """A copy of the honest run."""
     return Path(shutil.copytree(honest, tmp_path / "forged"))

@@ -1,4 +1,4 @@
-"""`gptddp audit`: what it reads beside the lines of the log."""
+"""`gptddp audit` checks checkpoints, ledger and copies, not only the lines of the log."""
 
 import dataclasses
 import json
@@ -16,14 +16,14 @@ OTHER = "0123456789abcdef"
 
 
 def leave_newest(run):
-    """Delete all checkpoints but that of the end."""
+    """Delete all checkpoints except the last one."""
     for path in run.glob("checkpoints/step-00000000000[1-7].*"):
         shutil.rmtree(path)
 
 
-def test_what_an_audit_begins_with_is_compared_with_the_log(forged):
-    """A run that keeps its last checkpoint alone: none of its steps is recomputed, which is no
-    answer (exit code 2); but that checkpoint is the state that the log says, or it is wrong."""
+def test_a_single_checkpoint_is_compared_with_the_log(forged):
+    """If only the last checkpoint exists, no step is recomputed (exit code 2), but a checkpoint
+    that differs from the log is an error."""
     leave_newest(forged)
     code, text = audit(forged)
     assert code == 2 and "nothing recomputed" in text and "give --whole" in text
@@ -70,7 +70,7 @@ FORGED = {
     "chain_fp that is a number": (in_events("checkpoint", chain_fp=5), "chain_fp"),
     "what a start redoes": (
         in_events("start", which=FIRST, redo=5),
-        "the start of life 1 is not as it was written",
+        "the start of life 1 does not match its hash",
     ),
     "step of a save that is none": (
         in_events("checkpoint", which=FIRST, step="x"),
@@ -82,7 +82,7 @@ FORGED = {
         in_events("checkpoint", which=FIRST),
         "lacks the checkpoint event of step-000000000001.1, but has later events",
     ),
-    "step of the marker": (in_json(FINISHED, step=7), "finished.json has step 7, and the run 8"),
+    "step of the marker": (in_json(FINISHED, step=7), "finished.json has step 7, but the ledger 8"),
     "tokens of the last stop": (in_events("stop", tokens=3, results=[1]), "tokens is 3 in ledger"),
     "what has come out of it": (
         in_events("stop", which=SAVES, results={"val_bpb": 0.5}),
@@ -96,20 +96,19 @@ FORGED = {
     "life of the marker": (in_json(FINISHED, generation=[7]), "has no stop of it"),
     "the run's last stop": (in_events("stop", which=SAVES), "ledger.jsonl has no stop of it"),
     "a torn marker": (torn(FINISHED), "finished.json is not valid JSON"),
-    "rate of the copy": (in_json(CONFIG, lr=0.5), "config.json has lr 0.5, and the run"),
+    "rate of the copy": (in_json(CONFIG, lr=0.5), "config.json has lr 0.5, but the ledger"),
     "run of the copy": (in_json(CONFIG, run_id="other"), "config.json has run_id 'other'"),
     "life of the copy": (in_json(CONFIG, generation="x"), "config.json is of life 'x'"),
-    "no configuration in the copy": (in_json(CONFIG, config=[]), "is not as a life writes"),
+    "no configuration in the copy": (in_json(CONFIG, config=[]), "is not a JSON object"),
     "a torn copy": (torn(CONFIG), "config.json is not valid JSON"),
-    "hash of the data": (in_json(DATASET, sha256="x"), "dataset.json has sha256 'x', and"),
+    "hash of the data": (in_json(DATASET, sha256="x"), "dataset.json has sha256 'x', but"),
     "a folder in the place of a copy": (a_folder(CONFIG), "config.json"),
 }
 
 
 @pytest.mark.parametrize("what", FORGED)
-def test_ledger_and_copies_say_what_the_steps_are(forged, what):
-    """A value that is replaced, garbage in its place, and an event that is taken out are a
-    difference, though every line of the log is right."""
+def test_changes_in_ledger_and_copies_are_found(forged, what):
+    """A replaced value, garbage, and a removed event are found, though the log is right."""
     forge, wanted = FORGED[what]
     forge(forged)
     code, text = audit(forged, *(["--whole"] if "step 0" in wanted else []))
@@ -117,9 +116,9 @@ def test_ledger_and_copies_say_what_the_steps_are(forged, what):
     assert code == 1 and any(wanted in line for line in wrong), text
 
 
-def test_what_a_killed_run_lacks_is_no_difference(forged):
-    """Its first life was killed before the ledger had its last save, and a launcher before it had
-    one of the second life, saved late: no save of that life follows it. There are no copies."""
+def test_missing_records_of_a_killed_run_are_no_difference(forged):
+    """The copies, the last save of a killed life and its stop may be missing in the ledger; any
+    other save of a life may not."""
     events = [json.loads(line) for line in (forged / LEDGER).read_text().splitlines()]
     saves = [it for it in events if it["event"] == "checkpoint"]
     unseen = [it for it in saves if it["step"] == 5 or 5 < it["step"] < 8]
@@ -127,7 +126,7 @@ def test_what_a_killed_run_lacks_is_no_difference(forged):
     kept = (json.dumps(it) + "\n" for it in events if it not in unseen)
     (forged / LEDGER).write_text("".join(kept))
     code, text = audit(forged)
-    assert code == 1 and "lacks the checkpoint event of" in text  # of the second life
+    assert code == 1 and "lacks the checkpoint event of" in text  # that of the second life
     save_again(forged, parent="step-000000000005.1")
     (forged / CONFIG).unlink()
     (forged / FINISHED).unlink()
@@ -136,7 +135,7 @@ def test_what_a_killed_run_lacks_is_no_difference(forged):
 
 
 def test_checkpoints_that_a_run_deletes_while_it_is_audited(forged, monkeypatch):
-    """They are named, and nothing is wrong; the oldest may go as well."""
+    """A checkpoint that is deleted during the audit is listed, but is not an error."""
 
     def deleting(path, *args):
         if "-000000000008." not in path.name:
@@ -151,8 +150,8 @@ def test_checkpoints_that_a_run_deletes_while_it_is_audited(forged, monkeypatch)
     assert code == 2 and "nothing recomputed" in text
 
 
-def test_a_run_that_goes_on_while_its_files_are_read(forged, tmp_path, monkeypatch):
-    """A checkpoint that is newer than what was read of the log is none of the audit's."""
+def test_a_run_that_saves_during_its_audit(forged, tmp_path, monkeypatch):
+    """A checkpoint newer than the log that was read is ignored."""
     change_lines(forged, lambda line: line if line["step"] <= 6 else None)
     events = [json.loads(line) for line in (forged / LEDGER).read_text().splitlines()]
     events = [it for it in events if it["step"] <= 6]
@@ -173,9 +172,9 @@ def test_a_run_that_goes_on_while_its_files_are_read(forged, tmp_path, monkeypat
 
 
 def without_state_fp(run, events=False):
-    """Take it out of the line of a save in the middle of the run; the step.
+    """Remove state_fp from the log line of a save in the middle of the run, and return its step.
 
-    `events`: and what the ledger has of it.
+    `events`: remove it from the ledger too.
     """
     saves = [it["step"] for _, lines in lines_of(run) for it in lines if "state_fp" in it]
     step = next(it for it in saves if it not in (5, 8))
@@ -189,7 +188,7 @@ def without_state_fp(run, events=False):
 
 
 def test_a_save_whose_checkpoint_is_gone(forged):
-    """The ledger has the state after it, and the log has it no more."""
+    """A save's state_fp in the ledger is checked without its checkpoint and its log entry."""
     step = without_state_fp(forged)
     shutil.rmtree(forged / "checkpoints")
     assert audit(forged, "--whole")[0] == 0
@@ -199,7 +198,7 @@ def test_a_save_whose_checkpoint_is_gone(forged):
 
 
 def test_a_checkpoint_that_lacks_a_tensor(forged, monkeypatch):
-    """It is not the model's, and the audit begins with it: exit code 1, not that of a start."""
+    """If an audit begins with it, the exit code is 1, not the code of a start."""
     step = without_state_fp(forged, events=True)
 
     def lacking(*args):

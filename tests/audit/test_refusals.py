@@ -1,4 +1,4 @@
-"""`gptddp audit`: on other data, with other libraries, and where it cannot be told."""
+"""`gptddp audit` refuses other data, other libraries and other machines, and missing records."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("train_here")
 
 
 def test_data_that_have_been_moved(corpus, tmp_path):
-    """They are read where the newest life has read them, for the steps of all lives."""
+    """Data that were moved are read where the newest life read them, for the steps of all lives."""
     data, there = Path(shutil.copytree(corpus, tmp_path / "data")), tmp_path / "there"
     run = trained(data, tmp_path / "run", "--steps", "4")
     data.rename(there)
@@ -33,7 +33,7 @@ def test_data_that_have_been_moved(corpus, tmp_path):
 
 
 def test_other_data_are_refused(honest, corpus, tmp_path):
-    """From the seed too: another batch would be called a forged one."""
+    """Other data are refused even from the seed, as another batch would look like a forged one."""
     other = rewrite(open_dataset(corpus), tmp_path / "other", 7)
     for flags in ((), ("--whole",)):
         code, text = audit(honest, "--data", str(other.dir), *flags)
@@ -41,7 +41,7 @@ def test_other_data_are_refused(honest, corpus, tmp_path):
 
 
 def test_another_library_is_refused(forged):
-    """From the seed too: it may encode the text otherwise."""
+    """Even from the seed: another tokenizer library may encode the text differently."""
     data = load_newest(forged).meta["data"]
     save_again(forged, data=data | {"library": "tiktoken 0.0.1"})
     for flags in ((), ("--whole",)):
@@ -50,7 +50,7 @@ def test_another_library_is_refused(forged):
 
 
 def test_no_cache_of_rows_is_used(corpus, tmp_path):
-    """It may have rows that the data have no more: it is neither read nor written."""
+    """The cache may have rows that the data no longer have: it is neither read nor written."""
     run = trained(corpus, tmp_path / "run", "--cache-dir", str(tmp_path / "cache"))
     cached = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     for path in cached:
@@ -59,8 +59,8 @@ def test_no_cache_of_rows_is_used(corpus, tmp_path):
     assert {path.read_text() for path in cached} == {"damaged"}
 
 
-def test_data_that_are_damaged_here_tell_nothing_of_the_run(corpus, tmp_path, monkeypatch):
-    """A run that leaves out what it cannot read has read them."""
+def test_data_that_are_damaged_here_are_no_error_of_the_run(corpus, tmp_path, monkeypatch):
+    """Even a run with quarantine is not called wrong for row groups that it could read."""
     monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
     data = Path(shutil.copytree(corpus, tmp_path / "data"))
     run = trained(data, tmp_path / "run", "--on-bad", "quarantine")
@@ -74,18 +74,18 @@ def test_data_that_are_damaged_here_tell_nothing_of_the_run(corpus, tmp_path, mo
     assert code == 2 and "cannot be read here, but the run has read it for step " in text
 
 
-# -- what cannot be told ---------------------------------------------------------------------------
+# -- no verdict is possible ------------------------------------------------------------------------
 
 
 def test_a_ledger_that_lacks_a_life(forged):
-    """What it was computed on is not known; nor is that another machine."""
+    """Without a start of a life in the ledger, its machine and configuration are unknown."""
     edit_events(forged, "start", which=slice(1, None))
     code, text = audit(forged)
-    assert code == 2 and "ledger.jsonl does not say what life 2 was computed with" in text
+    assert code == 2 and "ledger.jsonl has no configuration for life 2" in text
 
 
-def test_a_rank_of_another_kind_that_has_come_later(forged):
-    """The start of the life does not know of it."""
+def test_a_rank_on_another_machine_that_joined_later(forged):
+    """It is checked too, although the start of the life does not name it."""
     it = {"event": "world", "time": 1.0, "generation": 1, "step": 3, "machines": ["another kind"]}
     with open(forged / LEDGER, "a") as ledger:
         ledger.write(json.dumps(it) + "\n")
@@ -93,8 +93,8 @@ def test_a_rank_of_another_kind_that_has_come_later(forged):
     assert code == 2 and "life 1 of" in text and "was computed on another kind" in text
 
 
-def test_a_decision_to_leave_out_what_the_data_do_not_have(forged):
-    """As at a start: it is refused."""
+def test_a_quarantine_of_missing_row_groups(forged):
+    """A quarantine of row groups that the data lack is refused, as at a start."""
     it = {"event": "quarantine", "time": 1.0, "generation": 1, "step": 3, "row_groups": [9999]}
     with open(forged / LEDGER, "a") as ledger:
         ledger.write(json.dumps(it) + "\n")
@@ -102,8 +102,8 @@ def test_a_decision_to_leave_out_what_the_data_do_not_have(forged):
     assert code == 2 and "row_groups has 9999" in text
 
 
-def test_a_checkpoint_that_cannot_be_read_just_now(honest, monkeypatch):
-    """An error of the volume is none of the run."""
+def test_a_checkpoint_on_a_failing_volume(honest, monkeypatch):
+    """An error of the volume is not an error of the run."""
 
     def failing(path, *_):
         raise Unusable(path, "Input/output error", damaged=False, transient=True)
@@ -114,7 +114,7 @@ def test_a_checkpoint_that_cannot_be_read_just_now(honest, monkeypatch):
 
 
 def test_an_audit_is_one_process(honest, monkeypatch):
-    """Under torchrun it would wait for ranks that never come."""
+    """Under torchrun an audit is refused: it would wait for ranks that never come."""
     for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 4}.items():
         monkeypatch.setenv(name, str(value))
     code, text = audit(honest)
@@ -122,7 +122,7 @@ def test_an_audit_is_one_process(honest, monkeypatch):
 
 
 def test_ctrl_c_is_no_difference(honest, monkeypatch):
-    """Where the files are read, too: 130, as 1 would say that the run is wrong."""
+    """Exit code 130, also while files are read: 1 would mean that the run is wrong."""
 
     def interrupted(run):
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`gptddp audit`: a run as it was is the same bits; a forged one is found, at the step."""
+"""`gptddp audit` confirms the bits of an honest run, and finds a forged step."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("train_here")
 
 
 def test_an_honest_run_is_the_same_bits(honest):
-    """All steps from the seed, over a change of the rate; or those after the first checkpoint."""
+    """All steps from the seed, over a change of the rate, or from the first checkpoint, match."""
     code, text = audit(honest, "--whole")
     assert code == 0 and "same bits: steps 1 to 8 of 8 (100%)" in text
     code, text = audit(honest)
@@ -39,7 +39,7 @@ def test_an_honest_run_is_the_same_bits(honest):
 
 
 def up(value):
-    """The next float: one bit."""
+    """The next float: one bit more."""
     return math.nextafter(value, math.inf)
 
 
@@ -48,25 +48,25 @@ def without(run, *steps):
 
 
 def renumbered(run, steps):
-    """Lines that say another step."""
+    """Give lines other steps."""
     change_lines(run, lambda line: line | {"step": steps.get(line["step"], line["step"])})
 
 
 OTHER = "0123456789abcdef"
-LOG = [  # the forgery, the first step that is wrong, and what is said of it
+LOG = [  # the forgery, the first wrong step, and its message
     (lambda run: edit(run, 3, loss=up), 3, "loss is"),
     (lambda run: edit(run, 4, grad_norm=up), 4, "grad_norm is"),
     (lambda run: edit(run, 7, lr=up), 7, "lr is"),
     (lambda run: edit(run, 2, tokens=lambda n: n + 1), 2, "tokens is"),
-    (lambda run: edit(run, 4, tokens=float), 4, "tokens is"),  # equal, and of another kind
+    (lambda run: edit(run, 4, tokens=float), 4, "tokens is"),  # equal, but of another type
     (lambda run: edit(run, 6, batch_fp=OTHER), 6, "batch_fp is"),
     (lambda run: edit(run, 8, chain_fp=OTHER), 8, "chain_fp is"),
     (lambda run: edit(run, 3, val_loss=up), 3, "val_loss is"),
     (lambda run: edit(run, 6, val_bpb=up), 6, "val_bpb is"),
-    (lambda run: edit(run, 4, val_bpb=3.0), 4, "val_bpb is"),  # of a step that was not evaluated
+    (lambda run: edit(run, 4, val_bpb=3.0), 4, "val_bpb is"),  # the step was not evaluated
     (lambda run: edit(run, 8, state_fp=OTHER), 8, "state_fp is"),
     (lambda run: edit(run, 8, state_fp="zz"), 8, "state_fp is"),
-    (lambda run: edit(run, 4, loss=None, grad_norm=None), 4, "loss is None"),  # called skipped
+    (lambda run: edit(run, 4, loss=None, grad_norm=None), 4, "loss is None"),  # as if skipped
     *(
         (lambda run, value=value: edit(run, 6, train_s=value), 6, "train_s is")
         for value in ("x", [1], None, -1.0, math.inf)
@@ -82,9 +82,9 @@ LOG = [  # the forgery, the first step that is wrong, and what is said of it
 
 
 @pytest.mark.parametrize("number", range(len(LOG)))
-def test_a_line_of_the_log_that_is_not_that_of_the_run(forged, number):
-    """One bit of any field is found, at its step, and what comes before it is the same. So is a
-    line that is missing or moved; one of a step that cannot be is not waited for."""
+def test_a_forged_line_of_the_log(forged, number):
+    """One changed bit of any field is found at its step, and the steps before it match. So is a
+    missing or moved line; a line with an impossible step does not block the audit."""
     forge, step, what = LOG[number]
     forge(forged)
     began = time.monotonic()
@@ -95,7 +95,7 @@ def test_a_line_of_the_log_that_is_not_that_of_the_run(forged, number):
 
 @pytest.mark.parametrize("name", ["model.wte.weight", "sums.exponents"])
 def test_a_tensor_of_a_checkpoint_is_changed(forged, name):
-    """With all hashes made anew: its fingerprint tells, or else what is recomputed."""
+    """With all hashes made again it is found by its fingerprint, or by recomputing."""
     loaded = load_newest(forged)
     tensors = {key: tensor.clone() for key, tensor in loaded.tensors.items()}
     tensors[name].view(-1)[0] += 1
@@ -111,8 +111,8 @@ def test_a_tensor_of_a_checkpoint_is_changed(forged, name):
         assert code == 1 and f"wrong: step {loaded.step}: state_fp is" in text
 
 
-def test_a_trainer_that_leaves_out_a_step_of_the_optimizer(corpus, tmp_path, monkeypatch):
-    """The loss of the step is right; the state after it is not, and so the next loss."""
+def test_a_trainer_that_skips_an_optimizer_step(corpus, tmp_path, monkeypatch):
+    """The loss of that step is right, but the state after it, or the next loss, is not."""
     step, calls = torch.optim.AdamW.step, []
 
     def skipping(self, *args, **kwargs):
@@ -126,9 +126,8 @@ def test_a_trainer_that_leaves_out_a_step_of_the_optimizer(corpus, tmp_path, mon
     assert code == 1 and ("wrong: step 4: state_fp" in text or "wrong: step 5: loss" in text)
 
 
-def test_a_checkpoint_that_is_of_another_place(forged):
-    """Its tensors are those of the run, and what it says of them is not. Without a fingerprint of
-    its own, what is recomputed tells."""
+def test_a_checkpoint_with_forged_meta(forged):
+    """Wrong meta data beside the right tensors are found, without a fingerprint by recomputing."""
     save_again(forged, state_fp=None)
     assert audit(forged)[0] == 0
     save_again(forged, tokens=1)
@@ -136,9 +135,8 @@ def test_a_checkpoint_that_is_of_another_place(forged):
     assert code == 1 and "wrong: step 8: tokens is 1 in step-000000000008.2" in text
 
 
-def test_a_checkpoint_that_is_not_of_the_run_as_it_is_now_is_not_wrong(honest, corpus, tmp_path):
-    """Of a branch that the run has left, with another rate since, or of another run: it is named,
-    and not counted."""
+def test_checkpoints_of_discarded_branches_and_other_runs(honest, corpus, tmp_path):
+    """They are listed, not counted, and are not an error."""
     run = trained(corpus, tmp_path / "run", "--steps", "3")
     trained(corpus, run, "--steps", "5")
     (tmp_path / "left").mkdir()
@@ -154,12 +152,12 @@ def test_a_checkpoint_that_is_not_of_the_run_as_it_is_now_is_not_wrong(honest, c
         assert "not counted: step-000000000008.2: it belongs to another run\n" in text
         left = "step-000000000005.2: the run discarded it: life 3 started from step 3\n"
         assert f"not counted: {left}" in text and text.count("not counted") == 2
-    shutil.rmtree(there / "step-000000000003.1")  # the oldest is not what an audit begins with
+    shutil.rmtree(there / "step-000000000003.1")  # the audit does not need the oldest one
     assert audit(run)[0] == 0
 
 
-def test_the_first_wrong_step_is_named_though_a_later_one_is_wrong_too(forged):
-    """A checkpoint that cannot be read is of its step."""
+def test_only_the_first_wrong_step_is_reported(forged):
+    """An unreadable checkpoint is an error at its step."""
     shard = next(forged.glob("checkpoints/step-000000000005.1/shard-*"))
     shard.write_bytes(shard.read_bytes()[:-1])
     code, text = audit(forged, "--whole")
@@ -177,9 +175,9 @@ def clock(monkeypatch):
     monkeypatch.setattr(life, "time", fake)
 
 
-def test_a_run_that_time_has_ended(corpus, tmp_path, clock):
-    """Its rates follow from the seconds in its log, and from more time that was given later. With
-    other seconds the rate is another one."""
+def test_a_run_with_a_time_budget(corpus, tmp_path, clock):
+    """Its rates follow from the seconds in its log, and from time that was added later. Changed
+    seconds are found by the rate."""
     flags, run = ("--steps", "1000", "--eval-every", "1000"), tmp_path / "run"
     for max_time, last in (("3.5", 7), ("6", 12)):
         trained(corpus, run, *flags, "--max-time", max_time)
@@ -191,9 +189,9 @@ def test_a_run_that_time_has_ended(corpus, tmp_path, clock):
     assert "wrong: step 12: lr is " in audit(run, "--whole")[1]
 
 
-def test_a_run_that_has_left_out_what_it_could_not_read(tmp_path, monkeypatch):
-    """As its ledger says, whether the file has been mended since or not. With the file mended and
-    the decision taken out of the ledger, the rows are others."""
+def test_a_run_with_a_quarantine(tmp_path, monkeypatch):
+    """It has the same bits with its ledger's quarantine, whether the file was repaired since or
+    not. With a repaired file and without the decision in the ledger, the rows differ."""
     monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
     source = tmp_path / "source.jsonl"
     texts = (random.Random(n).randbytes(20).hex() for n in range(240))
@@ -217,13 +215,13 @@ def test_a_run_that_has_left_out_what_it_could_not_read(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("step", [4, 5])
 def test_an_audit_that_is_stopped_says_so(honest, monkeypatch, step):
-    """By Ctrl-C: exit code 2, as nothing can be told of the rest; also between two spans."""
+    """Ctrl-C gives exit code 2, also between two spans, as the remaining steps are unknown."""
     agree, calls = life.agree, itertools.count(1)
 
     def interrupted(*args):
         if next(calls) == step:
             signal.raise_signal(signal.SIGINT)
-            time.sleep(0.2)  # for the thread that ends a process that has nothing to lose
+            time.sleep(0.2)  # time for the thread that ends a process without unsaved state
         return agree(*args)
 
     monkeypatch.setattr(life, "agree", interrupted)
@@ -231,8 +229,8 @@ def test_an_audit_that_is_stopped_says_so(honest, monkeypatch, step):
     assert code == 2 and f"stopped by SIGINT after step {step}: start the audit again" in text
 
 
-def test_where_it_cannot_be_told_the_reason_is_said(forged, corpus, tmp_path, monkeypatch):
-    """Another processor; sums that are not exact; a run without a step: exit code 2."""
+def test_runs_that_cannot_be_audited(forged, corpus, tmp_path, monkeypatch):
+    """Another processor, inexact sums, and a run without a step give exit code 2 and the reason."""
     fast = trained(corpus, tmp_path / "fast", "--reduce", "fast", "--steps", "2")
     code, text = audit(fast)
     assert code == 2 and "reduce is fast in life 1" in text and "fingerprints" in text
@@ -241,23 +239,23 @@ def test_where_it_cannot_be_told_the_reason_is_said(forged, corpus, tmp_path, mo
     monkeypatch.setattr(hardware, "machine", lambda _: "another kind")
     monkeypatch.setattr("gptddp.audit.machine", lambda _: "another kind")
     code, text = audit(forged)
-    assert code == 2 and "another kind" in text and "on a machine of that kind" in text
+    assert code == 2 and "another kind" in text and "on a machine of the first kind" in text
 
 
 def test_an_audit_writes_nothing(honest):
-    """Neither a damaged checkpoint nor anything else of the run is touched."""
+    """No file of the run changes, not even a damaged checkpoint."""
     before = {path: path.stat().st_mtime_ns for path in honest.rglob("*")}
     assert audit(honest, "--whole")[0] == 0
     assert {path: path.stat().st_mtime_ns for path in honest.rglob("*")} == before
     assert store.names(honest)
 
 
-# -- runs that went through something odd, and are what they say ----------------------------------
+# -- honest runs with an odd history --------------------------------------------------------------
 
 
-def test_a_run_whose_evaluations_are_no_numbers(corpus, tmp_path):
-    """A rate that is far too high: NaN is null in the log, and its steps are skipped. It is honest,
-    and a number in the place of a null is not."""
+def test_a_run_with_nan_losses(corpus, tmp_path):
+    """With a rate that is far too high, losses are null in the log and steps are skipped. That is
+    honest, but a number in place of a null is not."""
     run = trained(corpus, tmp_path / "run", "--lr", "1e30")
     line = next(it for _, lines in lines_of(run) for it in lines if it["step"] == 3)
     assert line["loss"] is None and "val_loss" in line and line["val_loss"] is None
@@ -269,14 +267,14 @@ def test_a_run_whose_evaluations_are_no_numbers(corpus, tmp_path):
 
 
 def killed(run):
-    """The newest life was killed before it could record its end."""
+    """Make the newest life look killed before it could record its end."""
     edit_events(run, "stop", which=slice(-1, None))
     (run / "finished.json").unlink()
 
 
-def test_steps_that_the_run_has_left_are_named_and_not_counted(corpus, tmp_path):
-    """The second life has come to step 6, and all that it had is lost; the third, with another
-    rate, to step 4 so far."""
+def test_discarded_steps_are_listed_and_not_counted(corpus, tmp_path):
+    """The second life reaches step 6, and its checkpoints are lost. The third, with another rate,
+    is at step 4: steps 5 and 6 do not count."""
     run = trained(corpus, tmp_path / "run", "--steps", "3")
     trained(corpus, run, "--steps", "6")
     for path in run.glob("checkpoints/step-*.2"):
@@ -286,4 +284,4 @@ def test_steps_that_the_run_has_left_are_named_and_not_counted(corpus, tmp_path)
     killed(run)
     code, said = audit(run, "--whole")
     assert code == 0 and "same bits: steps 1 to 4 of 4 (100%)" in said
-    assert "not counted: the log's steps from 5 on: the run has left them" in said
+    assert "not counted: the log's steps from 5 on: the run discarded them" in said

@@ -1,7 +1,7 @@
-"""A manifest that is whole, and says what this version cannot use.
+"""A complete manifest may have fields that this version cannot use.
 
-Its hash is right, as another version or a hand has made it: the field is named, and the state
-before it is used.
+Its hash is right, as another version or a person wrote it: the error names the field, and the
+checkpoint before it is used.
 """
 
 import copy
@@ -39,7 +39,7 @@ MANIFEST = [
 
 
 def changed(value: Any, where: str, to: Any) -> Any:
-    """A copy with another value there, or none."""
+    """A copy in which the value at `where` is replaced by `to`, or removed."""
     new = copy.deepcopy(value)
     *path, last = [int(it) if it.isdigit() else it for it in where.split(".")]
     inner = new
@@ -52,9 +52,9 @@ def changed(value: Any, where: str, to: Any) -> Any:
     return new
 
 
-def test_a_manifest_that_cannot_be_used_is_passed_over_by_name(tmp_path, caplog):
-    """Whichever field is missing or wrong: no traceback, the checkpoint before it loads, the log
-    has the field, and retention does not count what a start would refuse."""
+def test_an_unusable_manifest_is_skipped_and_named(tmp_path, caplog):
+    """For any missing or wrong field there is no traceback: the checkpoint before it loads, the log
+    names the field, and retention does not count the unusable one."""
     save(tmp_path, 1, meta=meta(1), size=400, run_id="mine")
     path = save(tmp_path, 2, meta=meta(2), size=400, run_id="mine")
     good = store.unsealed(path)
@@ -64,15 +64,15 @@ def test_a_manifest_that_cannot_be_used_is_passed_over_by_name(tmp_path, caplog)
         caplog.clear()
         assert load_newest(tmp_path, run_id="mine", set_aside=False).step == 1, (where, wrong)
         field = "weights" if "weights" in where else where.split(".")[-1]
-        named = {"run_id": "it is of run", "generation": "belongs to", "step": "belongs to"}
+        named = {"run_id": "it belongs to run", "generation": "belongs to", "step": "belongs to"}
         named = named.get(field, field)
         assert named in caplog.text or field in caplog.text, (where, wrong)
-        if "weights" not in where:  # of which only torch knows
+        if "weights" not in where:  # only torch can check these
             assert not retention.verify(path, full=False, run_id="mine").ok, (where, wrong)
 
 
-def test_a_run_goes_on_where_its_newest_states_cannot_be_used(run, tmp_path, caplog):
-    """From the newest that can be, with the field of the one that cannot."""
+def test_a_run_continues_from_the_newest_usable_checkpoint(run, tmp_path, caplog):
+    """A warning names the field of the unusable one."""
     for steps in ("2", "3"):
         assert run("--steps", steps) == 0
     path = tmp_path / "run/checkpoints/step-000000000003.2"

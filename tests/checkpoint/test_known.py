@@ -1,4 +1,4 @@
-"""Checkpoints that were there and are gone: a run never begins at step 0 again without a word."""
+"""A run whose checkpoints are gone never silently begins at step 0 again."""
 
 import dataclasses
 import os
@@ -47,7 +47,7 @@ def lose_the_ledger_too(root):
 
 
 def lose_the_end_of_the_ledger_too(root):
-    """Cut before the first commit, or put back from a backup of that time."""
+    """Cut the ledger before the first commit, as an old backup would be."""
     ledger = root.parent / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes().splitlines(keepends=True)[0])
     shutil.rmtree(root)
@@ -57,27 +57,27 @@ BOOKS = {
     move_away: "step-000000000006.3",
     empty: "step-000000000006.3",
     lose_the_ledger_too: "dataset.json, finished.json of a run (6 steps logged)",
-    lose_the_end_of_the_ledger_too: "life 3, whose checkpoints ledger.jsonl does not know",
+    lose_the_end_of_the_ledger_too: "life 3, whose checkpoints ledger.jsonl lacks",
 }
 
 
 @pytest.mark.parametrize("harm", BOOKS)
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(run, root, capsys, harm):
-    """Exit code 4, with the names that the records know and the fix; nothing is trained."""
+def test_a_run_whose_checkpoints_are_gone_is_refused(run, root, capsys, harm):
+    """Exit code 4, with the recorded names and the fix; nothing is trained."""
     log = root.with_name("log.3.jsonl").read_bytes()
     harm(root)
     assert run("--steps", "8") == 4
     err = capsys.readouterr().err
     assert BOOKS[harm] in err and "--from-scratch" in err
-    assert run("--steps", "8") == 4  # nor does the next try
+    assert run("--steps", "8") == 4  # also at the next try
     assert not root.with_name("log.4.jsonl").exists()
     assert root.with_name("log.3.jsonl").read_bytes() == log
     assert run("--steps", "1", "--from-scratch") == 0
 
 
-def test_from_scratch_is_for_who_means_it(run, root, tmp_path, caplog):
-    """Said once, for one start: the run has it not among its settings, and what was given up is
-    not missed by the next life, which has not saved yet."""
+def test_from_scratch_begins_at_step_0_again(run, root, tmp_path, caplog):
+    """It counts for one start: the run does not record it, and the next life, which has not saved
+    yet, does not miss the discarded checkpoints."""
     move_away(root)
     lose_a_peer(run, "--steps", "8", "--from-scratch")
     assert "as --from-scratch says" in caplog.text
@@ -86,8 +86,8 @@ def test_from_scratch_is_for_who_means_it(run, root, tmp_path, caplog):
     assert sources(tmp_path / "run")[3:] == ["scratch", "scratch"]
 
 
-def test_from_scratch_gives_up_no_checkpoint_that_is_there(run, root, tmp_path):
-    """It is no wish to lose anything."""
+def test_from_scratch_discards_no_existing_checkpoint(run, root, tmp_path):
+    """With a checkpoint the run resumes from it."""
     assert run("--steps", "8", "--from-scratch") == 0
     assert sources(tmp_path / "run")[-1] == "step-000000000006.3"
 
@@ -104,29 +104,29 @@ STARTS = {
 
 @pytest.mark.parametrize("name", STARTS)
 def test_from_scratch_counts_for_one_start(run, root, tmp_path, capsys, monkeypatch, name):
-    """A flag that stays in a manifest does not give up the run at each restart of its pods."""
+    """If the flag stays in a manifest, a restart of the pods does not discard the run again."""
     first, again, code = STARTS[name]
     shutil.rmtree(root)
     for variable, value in first.items():
         monkeypatch.setenv(variable, value.format(tmp_path))
     assert run("--steps", "2", "--from-scratch") == 0
-    assert run("--steps", "4", "--from-scratch") == 0  # it goes on
+    assert run("--steps", "4", "--from-scratch") == 0  # it resumes
     assert sources(tmp_path / "run")[3:] == ["scratch", "step-000000000002.4"]
     shutil.rmtree(root)
     for variable, value in again.items():
         monkeypatch.setenv(variable, value.format(tmp_path))
-    (tmp_path / environment.STARTS).write_text("++")  # by a launcher: this is its second
+    (tmp_path / environment.STARTS).write_text("++")  # a launcher's second start
     capsys.readouterr()
     assert run("--steps", "4", "--from-scratch") == code
     said = "--from-scratch to begin at step 0 again. It counts once in a job"
     err = capsys.readouterr().err
-    if verdict := os.environ.get("GPTDDP_VERDICT"):  # its launcher says it
+    if verdict := os.environ.get("GPTDDP_VERDICT"):  # from its launcher
         err = Path(verdict).read_text()
     assert (said in err) == (code == 4)
 
 
-def test_a_run_that_begins_anew_is_not_finished(run, root, tmp_path):
-    """The marker of what was given up ends no job, while the run is begun or later."""
+def test_a_run_from_scratch_is_not_finished(run, root, tmp_path):
+    """The old end of the run ends no job, neither at the start nor later."""
     asked = Config(run_dir=str(tmp_path / "run"), steps=6)
     again = dataclasses.replace(asked, from_scratch=True)
     assert why_finished(asked) and why_finished(again)
@@ -136,16 +136,16 @@ def test_a_run_that_begins_anew_is_not_finished(run, root, tmp_path):
     assert not why_finished(asked) and not why_finished(again)
 
 
-def test_an_older_state_goes_on_with_a_word(run, root, caplog):
-    """Where the newest commit is missing, its name and where the run goes on from are told."""
+def test_resuming_from_an_older_checkpoint_is_reported(run, root, caplog):
+    """If the newest commit is missing, a warning has its name and the checkpoint that is used."""
     shutil.rmtree(root / "step-000000000006.3")
     lose_a_peer(run, "--steps", "20")
-    lacks, goes_on = "lacks step-000000000006.3", "which the run has had: it goes on from"
+    lacks, goes_on = "lacks step-000000000006.3", "which the ledger has: the run resumes from"
     assert f"{lacks}, {goes_on} step-000000000004.2, step 4" in caplog.text
 
 
-def test_what_retention_deletes_is_not_missed(run, root, caplog):
-    """Nor what has been set aside, which is told by another line."""
+def test_pruned_checkpoints_are_not_missed(run, root, caplog):
+    """Nor is a checkpoint that was set aside, which has another warning."""
     assert run("--steps", "8", "--keep", "1") == 0
     assert len([name for name in os.listdir(root) if name.startswith("step")]) == 1
     assert run("--steps", "10", "--keep", "3") == 0
@@ -156,10 +156,10 @@ def test_what_retention_deletes_is_not_missed(run, root, caplog):
     assert "checkpoint skipped" in caplog.text and "lacks" not in caplog.text
 
 
-def test_a_ledger_of_an_earlier_day_ends_no_run(run, root, caplog):
-    """It has the end of the first life, which was that of the run then, and its checkpoint alone.
-    The run goes on from a later one; nothing is missing, and no end is made up for the first life.
-    Without checkpoints it is refused."""
+def test_an_older_ledger_does_not_end_a_run(run, root, caplog):
+    """The ledger has the end of the first life, which ended the run then, and only that life's
+    checkpoint. The run continues from a later one; nothing is missing, and no end of the first life
+    is invented. Without checkpoints the run is refused."""
     ledger = root.with_name("ledger.jsonl")
     lines = ledger.read_text().splitlines(keepends=True)
     stop = next(i for i, line in enumerate(lines) if '"event": "stop"' in line)
@@ -175,7 +175,7 @@ def test_a_ledger_of_an_earlier_day_ends_no_run(run, root, caplog):
 
 
 def test_a_folder_that_comes_back_is_waited_for(run, root, tmp_path, monkeypatch):
-    """A listing that is empty for a moment costs a moment."""
+    """A listing that is empty for a moment only delays the start."""
     move_away(root)
     back = root.with_name("elsewhere").rename
     monkeypatch.setattr("time.sleep", lambda seconds: root.exists() or back(root))
@@ -184,7 +184,7 @@ def test_a_folder_that_comes_back_is_waited_for(run, root, tmp_path, monkeypatch
 
 
 def test_a_name_that_the_folder_does_not_list_is_asked_for(run, root, tmp_path, monkeypatch):
-    """A single name is looked up anew where a network file system lists a folder as it was."""
+    """A network file system may list a folder as it was, but it looks up a single name again."""
     listdir = os.listdir
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", lambda path: listdir(path) if Path(path) != root else [])
@@ -193,7 +193,7 @@ def test_a_name_that_the_folder_does_not_list_is_asked_for(run, root, tmp_path, 
 
 
 def test_a_run_that_was_never_saved_begins_again(run, tmp_path, caplog):
-    """All of its pods were killed before the first commit: nothing is missing."""
+    """If all pods were killed before the first commit, nothing is missing."""
     lose_a_peer(run, "--steps", "8")
     assert run("--steps", "8") == 0
     assert sources(tmp_path / "run") == ["scratch", "scratch"]

@@ -1,4 +1,4 @@
-"""A checkpoint loads as it was written, or not at all."""
+"""A checkpoint loads exactly as it was written, or not at all."""
 
 import json
 import logging
@@ -39,7 +39,7 @@ DTYPES = [
 
 
 def test_round_trip(tmp_path, small_chunks):
-    """Every dtype, stride and shape, empty and 0-d, comes back equal, in dtype and shape too."""
+    """Every dtype, stride and shape, also empty and 0-d, loads equal, in dtype and shape too."""
     noise = torch.randn(3, 1700)
     tensors = {str(dtype): noise.to(dtype) for dtype in DTYPES}
     tensors |= {
@@ -69,7 +69,7 @@ def _bytes(tensor):
 
 
 def test_nothing_to_load(tmp_path):
-    """A new run, and one whose checkpoint directory is empty or holds only foreign names: None."""
+    """None for a new run, an empty checkpoint directory, or one with only foreign names."""
     assert load_newest(tmp_path / "absent") is None
     root = tmp_path / "checkpoints"
     for foreign in (".tmp/step-000000000009.1.ab", ".trash/step-000000000009.1", "notes", "step-9"):
@@ -103,8 +103,8 @@ DAMAGES = [_truncate, _append, Path.unlink, _loop, lambda path: os.truncate(path
 def test_damage_is_found_set_aside_and_the_one_before_is_loaded(
     tmp_path, small_chunks, caplog, file, damage
 ):
-    """Any damage is named in a warning, the checkpoint is kept as .bad, the one before loads; a
-    reader beside the run leaves it in its place."""
+    """Any damage gives a warning, the checkpoint is kept as .bad, and the one before loads. A
+    reader beside the run does not rename it."""
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
     damage(newest / file)
@@ -117,7 +117,7 @@ def test_damage_is_found_set_aside_and_the_one_before_is_loaded(
 
 
 def spoil(data, rng):
-    """A flipped bit, 4 KB of zeros, a lost end, or two parts that have changed places."""
+    """Flip a bit, zero 4 KB, cut the end, or swap two parts."""
     block = min(4096, len(data) // 3)
     one, two = sorted((rng.randrange(len(data) - block), rng.randrange(len(data) - block)))
     kind = rng.choice(["flip", "flip", "flip", "hole", "cut", "swap"])
@@ -133,8 +133,8 @@ def spoil(data, rng):
 
 
 def test_a_thousand_damages_are_found(tmp_path, small_chunks, caplog):
-    """1000 random flipped bits, holes, truncations and swaps over manifest and shard: not one
-    passes, and what is put back does."""
+    """1000 random bit flips, holes, truncations and swaps in manifest and shard are all found, and
+    the restored bytes are accepted."""
     caplog.set_level(logging.ERROR)
     path = save(tmp_path, 5, size=20_000)
     good = {
@@ -156,7 +156,7 @@ def test_a_thousand_damages_are_found(tmp_path, small_chunks, caplog):
 
 @pytest.mark.parametrize("forge", ["empty", "file", "loop", "dangling", "copy", "garbage"])
 def test_forged_newest_is_passed_over(tmp_path, forge):
-    """Something that only has a checkpoint's name, at a higher step, is not taken for one."""
+    """A file or folder with only the name of a checkpoint, at a higher step, is skipped."""
     good = save(tmp_path, 7)
     forged = good.with_name("step-000000000099.1")
     if forge == "empty":
@@ -174,8 +174,8 @@ def test_forged_newest_is_passed_over(tmp_path, forge):
 
 
 def test_never_from_zero_when_all_are_bad(tmp_path):
-    """No valid checkpoint among existing ones is exit code 4 with the fix, also the second time. A
-    second one of the same name is set aside beside the first."""
+    """If all checkpoints are invalid, each start ends with exit code 4 and the fix. A second one of
+    the same name is set aside beside the first."""
     for number in (1, 2):
         for step in (1, 2):
             os.truncate(save(tmp_path, step) / "shard-0-of-1.bin", 5)
@@ -186,12 +186,12 @@ def test_never_from_zero_when_all_are_bad(tmp_path):
         assert len(list((tmp_path / "checkpoints").glob(f"*.bad.{number}"))) == 2
 
 
-# -- which one ---------------------------------------------------------------------------------
+# -- choice ------------------------------------------------------------------------------------
 
 
 def test_the_newer_generation_wins_over_the_higher_step(tmp_path):
-    """A branch that a newer generation has left is not returned to, whatever the file times; both
-    are compared as numbers."""
+    """A branch that a newer generation discarded is not used, whatever the file times are. Both are
+    compared as numbers."""
     for step, generation in ((200, 9), (999, 9), (1000, 9), (150, 10)):
         path = save(tmp_path, step, generation)
         os.utime(path, (2_000_000_000 - step, 2_000_000_000 - step))
@@ -201,17 +201,17 @@ def test_the_newer_generation_wins_over_the_higher_step(tmp_path):
 
 
 def test_refused_ones_stay(tmp_path, caplog):
-    """A checkpoint that the caller refuses is skipped with the reason and left in its place."""
+    """A checkpoint of another run is skipped with the reason, and not renamed."""
     save(tmp_path, 1, meta=meta(1), run_id="a")
     other = save(tmp_path, 2, meta=meta(2), run_id="b")
     assert loaded_step(tmp_path, run_id="a") == 1
-    assert "it is of run 'b', and this is run 'a'" in caplog.text and other.exists()
+    assert "it belongs to run 'b', and this is run 'a'" in caplog.text and other.exists()
     with pytest.raises(CheckpointError, match="this is run 'c'"):
         load_newest(tmp_path, run_id="c")
 
 
 def test_a_newer_format_is_not_called_damaged(tmp_path, monkeypatch):
-    """A checkpoint of a later version stops with a message, and nothing is renamed."""
+    """A checkpoint of a later version ends the start with a message, and nothing is renamed."""
     monkeypatch.setattr(store, "FORMAT", 2)
     path = save(tmp_path, 1)
     monkeypatch.undo()

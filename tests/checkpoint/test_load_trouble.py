@@ -1,4 +1,4 @@
-"""Loading a checkpoint from a volume that fails, or that takes no writes."""
+"""Load a checkpoint from a volume that fails or is read-only."""
 
 import errno
 import logging
@@ -14,7 +14,7 @@ from gptddp.checkpoint.load import load_newest
 
 
 def test_unwritable_directory(tmp_path, monkeypatch, caplog):
-    """Where a bad checkpoint cannot be renamed, it is skipped where it lies, with a warning."""
+    """A bad checkpoint that cannot be renamed is skipped with a warning."""
     save(tmp_path, 1)
     bad = save(tmp_path, 2)
     (bad / "manifest.json").write_text("{")
@@ -30,7 +30,7 @@ def test_unwritable_directory(tmp_path, monkeypatch, caplog):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_passing_trouble_is_not_damage(tmp_path, monkeypatch, code):
-    """A checkpoint that cannot be read just now is not set aside, and no final error is raised."""
+    """A checkpoint that cannot be read at present is not set aside, and the error is not final."""
     path = save(tmp_path, 1)
     read_bytes = Path.read_bytes
 
@@ -47,8 +47,8 @@ def test_passing_trouble_is_not_damage(tmp_path, monkeypatch, code):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_checkpoint_out_of_reach_is_not_taken_for_a_deleted_one(tmp_path, monkeypatch, code):
-    """Not even its directory answers: the one before is loaded, and where there is none the error
-    may pass, and is not the final one."""
+    """If a checkpoint's directory gives an error, the one before is loaded; without one before, the
+    error is not final."""
     path = save(tmp_path, 1)
     monkeypatch.setattr(files, "RETRY_S", (0.0,))
     reads = Reads(tmp_path, setattr=monkeypatch.setattr)

@@ -1,4 +1,4 @@
-"""A checkpoint is its own run's: one of another run is never gone on from, counted or deleted."""
+"""A run never loads, counts or deletes the checkpoints of another run."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ def soon(monkeypatch):
 
 @pytest.fixture
 def mine(run, tmp_path):
-    """A run that has done two steps."""
+    """A run that did two steps."""
     assert run("--steps", "2") == 0
     return tmp_path / "run"
 
@@ -35,12 +35,12 @@ def others(run, tmp_path):
 
 
 def put(others: Path, run: Path) -> None:
-    """As a restore from the wrong backup does."""
+    """Copy the checkpoints into a run, as a restore from the wrong backup does."""
     shutil.copytree(others, run / "checkpoints", dirs_exist_ok=True)
 
 
 def rewrite(path: Path, **fields: object) -> None:
-    """A manifest with other values in it, and its own hash."""
+    """Write other values into a manifest, with a valid hash."""
     (path / store.MANIFEST).write_bytes(store._seal(store.unsealed(path) | fields))
 
 
@@ -53,8 +53,8 @@ def gptddp(*args: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_a_newer_one_of_another_run_is_passed_over(run, mine, others, caplog):
-    """By name, with whose it is; the run's own goes on, and no reader believes it either."""
+def test_a_newer_checkpoint_of_another_run_is_skipped(run, mine, others, caplog):
+    """With a warning about its run. The run continues from its own, and all readers skip it."""
     put(others, mine)
     assert "step 2" in gptddp("sample", mine, "--tokens", "1")[1]
     code, listed = gptddp("checkpoints", mine, "--verify")
@@ -64,41 +64,41 @@ def test_a_newer_one_of_another_run_is_passed_over(run, mine, others, caplog):
     ]
     caplog.clear()
     assert run("--steps", "4") == 0
-    assert f"checkpoint skipped: {OTHERS}: it is of run" in caplog.text
+    assert f"checkpoint skipped: {OTHERS}: it belongs to run" in caplog.text
     assert "in its own --run-dir" in caplog.text
     assert sources(mine) == ["scratch", MINE]
     assert store.names(mine) == ["step-000000000004.2", OTHERS, MINE]
 
 
-def test_a_run_that_has_only_those_of_another_does_not_begin_anew(run, mine, others, capsys):
-    """Exit code 4 with the fix, asked for or not; nothing is done, renamed or exported. With its
-    own put back it goes on."""
+def test_a_run_with_only_checkpoints_of_another_run_is_refused(run, mine, others, capsys):
+    """Exit code 4 with the fix, also with --from-scratch; nothing is trained, renamed or exported.
+    With its own put back the run continues."""
     shutil.move(mine / "checkpoints", mine / "kept")
     put(others, mine)
     for flags in ((), ("--from-scratch",)):
         assert run("--steps", "4", *flags) == 4
         err = capsys.readouterr().err
-        assert f"{OTHERS}: it is of run" in err and "put this run's own checkpoints back" in err
+        assert f"{OTHERS}: it belongs to run" in err and "put this run's own checkpoints" in err
     for command in (("checkpoints",), ("sample",), ("checkpoints", "--export", mine / "out")):
         code, said = gptddp(command[0], mine, *command[1:])
-        assert code == 4 and "it is of run" in said
+        assert code == 4 and "it belongs to run" in said
     assert store.names(mine) == [OTHERS] and sources(mine) == ["scratch"]
     shutil.move(mine / "kept" / MINE, mine / "checkpoints")
     assert run("--steps", "4") == 0 and sources(mine)[-1] == MINE
 
 
-def test_the_newest_commit_in_whose_place_another_lies_is_missed(run, mine, others, caplog):
-    """Steps that it had are done again, with a word about what to put back."""
+def test_a_newest_commit_replaced_by_another_runs_is_missing(run, mine, others, caplog):
+    """Its steps are done again, with a warning about the checkpoint to put back."""
     assert run("--steps", "4") == 0
     path = mine / "checkpoints/step-000000000004.2"
     rewrite(path, run_id="another")
     assert run("--steps", "5") == 0
-    assert f"lacks {path.name}, which the run has had" in caplog.text and path.exists()
+    assert f"lacks {path.name}, which the ledger has" in caplog.text and path.exists()
     assert sources(mine)[-1] == MINE
 
 
-def test_a_run_of_which_only_its_checkpoints_are_left_goes_on(run, mine, tmp_path):
-    """They say its id and its configuration."""
+def test_a_run_continues_with_only_its_checkpoints(run, mine, tmp_path):
+    """They have its id and its configuration."""
     wanted = run_state.read(mine)
     shutil.copytree(mine / "checkpoints", tmp_path / "copy/checkpoints")
     assert run("--steps", "3", "--run-dir", str(tmp_path / "copy")) == 0
@@ -106,9 +106,9 @@ def test_a_run_of_which_only_its_checkpoints_are_left_goes_on(run, mine, tmp_pat
     assert sources(tmp_path / "copy") == [MINE]
 
 
-def test_retention_counts_and_deletes_only_what_is_the_runs_own(tmp_path):
-    """Newer ones of another run push out none of this one's, nor does an older one take the place
-    of a milestone; and none of them is deleted, however old."""
+def test_retention_counts_and_deletes_only_the_runs_own(tmp_path):
+    """Newer ones of another run do not displace the run's own, nor does an older one replace a
+    milestone; none of them is ever deleted."""
     theirs = [(step, 1) for step in (1, 101)] + [(step, 9) for step in (400, 500)]
     for step, generation in theirs:
         save(tmp_path, step, generation, meta=meta(step), run_id="theirs", keep=99)
@@ -119,8 +119,8 @@ def test_retention_counts_and_deletes_only_what_is_the_runs_own(tmp_path):
     assert left == {(9, 500), (9, 400), (2, 230), (2, 220), (2, 210), (2, 110), (1, 101), (1, 1)}
 
 
-def test_what_cannot_be_read_just_now_is_not_deleted(tmp_path, monkeypatch):
-    """It may be another run's: the next call sees."""
+def test_an_unreadable_checkpoint_is_not_deleted(tmp_path, monkeypatch):
+    """It may be another run's: the next call decides."""
     for step in (1, 2):
         path = save(tmp_path, step, meta=meta(step), run_id="mine")
     unsealed = store.unsealed

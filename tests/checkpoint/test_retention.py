@@ -1,4 +1,4 @@
-"""Which checkpoints stay on the disk, and what a user is told of them."""
+"""Retention keeps, lists and deletes the right checkpoints."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from gptddp.checkpoint.load import load_newest
 
 
 def save(run_dir, *steps, generation=1, keep=99):
-    """Commit a small checkpoint for each step; the directory of all."""
+    """Commit a small checkpoint for each step; return their directory."""
     for step in steps:
         tensors = {"x": torch.full((100,), float(step))}
         assert Writer(run_dir, generation, keep=keep).save(step, tensors, {}).error is None
@@ -24,13 +24,13 @@ def save(run_dir, *steps, generation=1, keep=99):
 
 
 def steps(run_dir):
-    """(generation, step) of the checkpoints that are there, newest first."""
+    """(generation, step) of the existing checkpoints, newest first."""
     return [store.order(name) for name in store.names(run_dir) if store.is_candidate(name)]
 
 
 def test_the_newest_stay_by_generation_then_step(tmp_path):
-    """After each commit the newest `keep`; trash and temporary directories are empty. A low step of
-    the newest generation is not pruned as the oldest, whatever the file times."""
+    """After each commit the newest `keep` exist; trash and temporary directories are empty. A low
+    step of the newest generation is not the oldest, whatever the file times are."""
     root = save(tmp_path, *range(8, 13), keep=3)
     assert steps(tmp_path) == [(1, 12), (1, 11), (1, 10)]
     assert os.listdir(root / ".trash") == os.listdir(root / ".tmp") == []
@@ -41,7 +41,7 @@ def test_the_newest_stay_by_generation_then_step(tmp_path):
 
 
 def test_only_loadable_ones_count(tmp_path):
-    """Torn checkpoints do not push out whole ones, nor are they deleted while newer than those."""
+    """Torn checkpoints do not displace whole ones, and are not deleted while they are newer."""
     root = save(tmp_path, *range(1, 8))
     for step in (5, 6, 7):
         os.truncate(root / f"step-{step:012d}.1" / "manifest.json", 10)
@@ -59,22 +59,22 @@ def flip(path):
 @pytest.mark.parametrize("keep", [2, 3])
 @pytest.mark.parametrize("when", ["after each commit", "after all"])
 def test_the_last_good_one_stays(tmp_path, caplog, keep, when):
-    """One bit flips in each of three commits: the good one before them is still there, and loads,
-    however many more are committed and flip; who reads the log is told."""
+    """One bit flips in each of three commits: the good one before them still exists and loads,
+    however many damaged ones follow, and the log has a warning."""
     keep_meanwhile = keep if when == "after each commit" else 99
     root = save(tmp_path, 1, keep=keep)
     for step in (2, 3, 4):
         flip(save(tmp_path, step, keep=keep_meanwhile) / store.name_of(step, 1))
     retention.prune(tmp_path, keep)
     assert (root / store.name_of(1, 1)).exists()
-    assert "is damaged, and older ones stay: shard-0-of-1.bin: bytes 0 to 400" in caplog.text
+    assert "is damaged, older ones are kept: shard-0-of-1.bin: bytes 0 to 400" in caplog.text
     for step in (5, 6, 7):
         flip(save(tmp_path, step, keep=keep) / store.name_of(step, 1))
     assert load_newest(tmp_path).step == 1
 
 
-def test_what_a_save_reads(tmp_path, monkeypatch):
-    """Its own bytes, and those of the oldest that stays, when it replaces one; no more."""
+def test_bytes_read_by_a_save(tmp_path, monkeypatch):
+    """A save reads its own bytes and, when it replaces one, those of the oldest kept one."""
     read, real = [], shard.read
 
     def reading(path, *args):
@@ -89,9 +89,9 @@ def test_what_a_save_reads(tmp_path, monkeypatch):
     assert read == [f"step-{n:012}" for n in (4, 2)]
 
 
-def test_a_disk_that_writes_something_else_is_told(tmp_path, monkeypatch):
-    """What is read back is compared before it gets its name: the save has failed, with the reason;
-    the checkpoint before it stays, and the next save works."""
+def test_a_disk_that_writes_other_bytes_is_reported(tmp_path, monkeypatch):
+    """The bytes are read back before the commit: the save fails with the reason, the checkpoint
+    before it stays, and the next save works."""
     save(tmp_path, 1, keep=1)
     write = os.write
 
@@ -103,15 +103,15 @@ def test_a_disk_that_writes_something_else_is_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "write", lying)
     saved = Writer(tmp_path, 1, keep=1).save(2, {"x": torch.full((100,), 2.0)}, {})
-    assert "what was written is not what is read back (shard-0-of-1.bin: bytes" in saved.error
+    assert "the bytes read back are not those written (shard-0-of-1.bin: bytes" in saved.error
     assert steps(tmp_path) == [(1, 1)] and os.listdir(tmp_path / "checkpoints/.tmp") == []
     monkeypatch.undo()
     save(tmp_path, 3, keep=1)
     assert load_newest(tmp_path).step == 3
 
 
-def test_the_first_of_each_so_many_steps_stays(tmp_path):
-    """With keep_every 100: the first at or after 100, 200, 300, but none before, for good."""
+def test_keep_every(tmp_path):
+    """With keep_every 100, the first checkpoints at or after 100, 200 and 300 stay for good."""
     tensors = {"x": torch.ones(10)}
     for step in (40, 90, 130, 180, 210, 260, 310, 320, 330):
         writer = Writer(tmp_path, 1, keep=2, keep_every=100)
@@ -122,7 +122,7 @@ def test_the_first_of_each_so_many_steps_stays(tmp_path):
 
 
 def save_skipped(tmp_path, *skipped, keep, keep_every=0):
-    """One checkpoint for each of these: after how many steps that were not finite; steps 1, 2, 3"""
+    """Save step 1, 2, 3... after so many non-finite steps in a row."""
     for step, number in enumerate(skipped, 1):
         writer = Writer(tmp_path, 1, keep=keep, keep_every=keep_every)
         saved = writer.save(step, {"x": torch.ones(100)}, {"step": step, "skipped": number})
@@ -130,9 +130,9 @@ def save_skipped(tmp_path, *skipped, keep, keep_every=0):
     return [step for _, step in steps(tmp_path)]
 
 
-def test_what_was_saved_before_a_blow_up_stays_until_it_is_over(tmp_path):
-    """A checkpoint of a streak of skipped steps is not counted, and goes when a newer one is there,
-    also as the first of each so many steps; when the streak is over all is as ever."""
+def test_checkpoints_before_skipped_steps_stay(tmp_path):
+    """A checkpoint in a streak of skipped steps does not count, and is deleted once a newer one
+    exists, even as a milestone. After the streak retention is as before."""
     assert save_skipped(tmp_path / "1", 0, 0, 0, *range(1, 30), keep=2) == [32, 3, 2]
     assert save_skipped(tmp_path / "2", 0, 1, 2, keep=1) == [3, 1]
     assert save_skipped(tmp_path / "3", 0, 1, 2, 0, keep=1) == [4]
@@ -140,8 +140,8 @@ def test_what_was_saved_before_a_blow_up_stays_until_it_is_over(tmp_path):
     assert save_skipped(tmp_path / "5", 0, 0, 1, 2, 0, 0, 0, keep=1, keep_every=3) == [7, 6, 5]
 
 
-def test_a_deletion_that_resists_is_tried_again(tmp_path, monkeypatch):
-    """Busy files delay the deletion: no error, the name is free, the next call finishes."""
+def test_a_failed_deletion_is_tried_again(tmp_path, monkeypatch):
+    """Busy files delay the deletion: no error, the name is free, and the next call finishes."""
     root = save(tmp_path, 1, 2)
     unlink = os.unlink
 
@@ -157,7 +157,7 @@ def test_a_deletion_that_resists_is_tried_again(tmp_path, monkeypatch):
 
 
 def test_a_reader_survives_a_pruner_that_is_faster(tmp_path, monkeypatch):
-    """All that a reader has listed may vanish under it: it lists again and loads the newest."""
+    """If all listed checkpoints vanish, the reader lists again and loads the newest."""
     save(tmp_path, 1, 2)
     read_manifest = store.read_manifest
 
@@ -171,9 +171,8 @@ def test_a_reader_survives_a_pruner_that_is_faster(tmp_path, monkeypatch):
 
 
 def test_unfinished_work_is_discarded(tmp_path, monkeypatch):
-    """When a life begins, all of it; on a full disk, that of lives up to the writer's own: not what
-    its successor is building. Whoever is writing it renames all of it or nothing, as its files go
-    when it is out of reach."""
+    """All of it when a life begins; on a full disk not that of the writer's successor. A rename
+    comes before the removal of files, so a writer commits all of it or nothing."""
     root, parents, rmtree = save(tmp_path, 1), [], shutil.rmtree
 
     def noting(path, **how):
@@ -194,8 +193,8 @@ def test_unfinished_work_is_discarded(tmp_path, monkeypatch):
 
 
 def test_killed_at_every_system_call(tmp_path):
-    """Killed anywhere while it sets the newest aside and prunes: those that stay are whole, no
-    other has a checkpoint's name but the bad one, and the next call does the rest."""
+    """After a kill anywhere in set-aside and prune, the remaining checkpoints are whole, only the
+    bad one has a checkpoint's name beside them, and the next call does the rest."""
     first, newest = tmp_path / "first", "step-000000000005.1"
     os.truncate(save(first, *range(1, 6)) / newest / "manifest.json", 10)
     for point in range(1, 99):
@@ -215,8 +214,8 @@ def test_killed_at_every_system_call(tmp_path):
     assert 10 < point < 98
 
 
-def test_list_tells_the_state_of_each(tmp_path):
-    """The list has whole, torn and set-aside ones, newest first; only `full` sees a flipped bit."""
+def test_the_list_has_the_state_of_each(tmp_path):
+    """Whole, torn and set-aside ones, newest first; only `full` finds a flipped bit."""
     root = save(tmp_path, 1, 2, 3, 4)
     shard = root / "step-000000000003.1" / "shard-0-of-1.bin"
     shard.write_bytes(b"\1" + shard.read_bytes()[1:])
@@ -234,7 +233,7 @@ def test_list_tells_the_state_of_each(tmp_path):
     assert retention.list_checkpoints(tmp_path / "absent") == []
     for name in ("step-1.1", "step-000000000001", "step-٠٠٠٠٠٠٠٠٠٠٠١.1"):
         assert store.order(name) == (0, 0) and not store.is_candidate(name)
-    save(tmp_path, 5, 6, 7, keep=1)  # what was set aside stays for inspection
+    save(tmp_path, 5, 6, 7, keep=1)  # the set-aside one stays for inspection
     assert [row.state for row in retention.list_checkpoints(tmp_path)] == [
         "complete",
         "quarantined",
@@ -250,8 +249,8 @@ while True:
 
 
 def test_pruners_readers_and_a_writer_at_once(tmp_path, spawn):
-    """Fault 29: pruners beside a writer, killed again and again, and readers all the while: every
-    read finds a checkpoint, and at least two can always be verified."""
+    """Fault 29: beside a writer and pruners that are killed again and again, every read finds a
+    checkpoint, and at least two can always be verified."""
     save(tmp_path, 1, 2, 3)
     done, pause = threading.Event(), threading.Lock()
 

@@ -1,4 +1,4 @@
-"""The process that saves: whoever is killed in a save, the other goes on."""
+"""If rank 0 or the saver is killed during a save, the other one continues."""
 
 import errno
 import fcntl
@@ -21,7 +21,7 @@ from gptddp.errors import Superseded
 from gptddp.run import lease
 from gptddp.run.history import history, read_ledger
 
-# A rank 0 whose disk takes neither log nor ledger, and which is killed in its save.
+# A rank 0 that cannot write log and ledger, and is killed during its save.
 RANK_0 = """
 import sys, threading, time
 from support.checkpoint_saver import state
@@ -66,8 +66,8 @@ def end(process):
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_save_outlives_its_rank_0(tmp_path, rank_0, asked):
-    """Killed as soon as it has begun to save, or when all is written but the name: the checkpoint
-    is there, and log and ledger have what they had not; then the run is free, the saver gone."""
+    """Rank 0 is killed at the start of the save, or when all is written but the name: the
+    checkpoint exists, log and ledger are complete; then the run is free and the saver ends."""
     assert not asked or rank_0.stdout.readline() == "asked\n"
     end(rank_0)
     assert loaded_step(tmp_path) == 2
@@ -79,9 +79,9 @@ def test_a_save_outlives_its_rank_0(tmp_path, rank_0, asked):
 
 
 def test_without_the_lease_it_commits_nothing(tmp_path, rank_0):
-    """Another rank 0 has taken the run over when the first is gone: nothing of it is written."""
+    """Another rank 0 takes the run over after the first one's death: the saver writes nothing."""
     assert rank_0.stdout.readline() == "asked\n"
-    os.kill(rank_0.saver, signal.SIGSTOP)  # else it would be the faster one
+    os.kill(rank_0.saver, signal.SIGSTOP)  # else it would be faster
     rank_0.kill()
     rank_0.wait(60)
     other = lease.Claim(tmp_path, "job", "life 2", ["life"]).poll(0)
@@ -93,11 +93,11 @@ def test_without_the_lease_it_commits_nothing(tmp_path, rank_0):
 
 
 def test_a_life_of_this_machine_waits_for_the_saver(tmp_path, rank_0):
-    """It goes on from the checkpoint that is in the writing, and takes the run as it is free."""
+    """It takes the run once it is free, and continues from the checkpoint of that save."""
     assert rank_0.stdout.readline() == "asked\n"
     claim = lease.Claim(tmp_path, "job", "life 2")
     with open(tmp_path / "ledger.jsonl", "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the saver waits for it, a second at most
+        fcntl.flock(file, fcntl.LOCK_EX)  # the saver waits for it for up to a second
         rank_0.kill()
         rank_0.wait(60)
         until(lambda: json.loads((tmp_path / "lease.json").read_text())["pid"] == rank_0.saver)
@@ -115,8 +115,8 @@ def save(writer, step, tensors=None):
     return writer.poll()
 
 
-def test_a_saver_that_is_killed_is_an_error_and_the_next_save_works(tmp_path):
-    """At any time: idle, in the writing, and when all is written but the name."""
+def test_a_killed_saver_is_an_error_and_the_next_save_works(tmp_path):
+    """At any time: idle, while writing, and when all is written but the name."""
     writer = Writer(tmp_path, 1)
     assert save(writer, 1).error is None
     first = writer._saver
@@ -131,8 +131,8 @@ def test_a_saver_that_is_killed_is_an_error_and_the_next_save_works(tmp_path):
     assert save(writer, 3).error is None and loaded_step(tmp_path) == 3
 
 
-def test_memory_that_is_full_is_an_error_of_the_save(tmp_path, monkeypatch):
-    """Training goes on, and saves when there is memory."""
+def test_full_memory_is_an_error_of_the_save(tmp_path, monkeypatch):
+    """Training continues, and saves when there is memory."""
     writer = Writer(tmp_path, 1)
 
     def full(*args):
@@ -144,8 +144,8 @@ def test_memory_that_is_full_is_an_error_of_the_save(tmp_path, monkeypatch):
     assert save(writer, 1).error is None and loaded_step(tmp_path) == 1
 
 
-def test_rank_0_says_whether_it_is_committed(tmp_path, capfd):
-    """The saver writes; the log is synced and the lease looked at where both are."""
+def test_rank_0_allows_or_refuses_the_commit(tmp_path, capfd):
+    """The saver writes; rank 0 syncs the log and checks the lease."""
     writer = Writer(tmp_path, 1, run_id="r", keep=2)
 
     def lost():
@@ -162,11 +162,11 @@ def test_rank_0_says_whether_it_is_committed(tmp_path, capfd):
     assert Writer(tmp_path, 1, run_id="other").submit(1, state(1), {})
     until(lambda: store.names(tmp_path))
     assert save(writer, 1).error is None
-    assert "is another run's: it is set aside" in capfd.readouterr().err
+    assert "belongs to another run: it is set aside" in capfd.readouterr().err
 
 
 def test_tensors_of_any_kind(tmp_path):
-    """Strides, types, an empty one, and none at all."""
+    """Strided tensors, all types, an empty tensor, and no tensor at all are saved."""
     tensors = {"t": torch.rand(6, 4).t(), "b": torch.ones(3).bfloat16(), "e": torch.ones(0, 2)}
     assert save(Writer(tmp_path, 1), 1, tensors).error is None
     loaded = load_newest(tmp_path).tensors

@@ -1,4 +1,4 @@
-"""The background writer: full and broken disks, volumes that hang.
+"""The background writer on full, broken and hanging volumes.
 
 test_writer_crashes.py has the kills.
 """
@@ -32,7 +32,7 @@ class Gate:
 
 
 def test_training_may_change_the_tensors_at_once(tmp_path):
-    """What is saved is the state at `submit`, whatever happens to the tensors afterwards."""
+    """The state at `submit` is saved, whatever happens to the tensors afterwards."""
     gate, tensors = Gate(), state(5)
     writer = Writer(tmp_path, 1, before_commit=gate)
     assert writer.submit(5, tensors, {}) and writer.busy and writer.poll() is None
@@ -47,8 +47,8 @@ def test_training_may_change_the_tensors_at_once(tmp_path):
 
 
 def test_a_committed_step_is_not_saved_again(tmp_path):
-    """The last save of a life does nothing where the step is on disk, by this life or before. Each
-    manifest names the checkpoint before it, the restored one for the first of a life."""
+    """The last save of a life does nothing if the step is on disk, by this life or the one before.
+    Each manifest names its parent, for the first of a life the restored one."""
     gate, parent = Gate(), "step-000000000009.1"
     writer = Writer(tmp_path, 2, parent=parent, before_commit=gate)
     assert writer.save(9, state(9), {}).name == parent and not store.names(tmp_path)
@@ -63,19 +63,19 @@ def test_a_committed_step_is_not_saved_again(tmp_path):
     assert parents == [parent, saved.name]
 
 
-def test_a_hanging_volume_is_told_and_holds_up_nothing(tmp_path):
-    """Waiting ends at the timeout; the trouble has a name until the save is through."""
+def test_a_hanging_volume_is_reported_and_blocks_nothing(tmp_path):
+    """`wait` returns at its timeout, and `trouble` reports the save until it is done."""
     gate = Gate()
     writer = Writer(tmp_path, 1, before_commit=gate)
     assert writer.submit(1, state(1), {}) and not writer.wait(0.05)
-    assert writer.trouble(60) is None and "in the writing for" in writer.trouble(0.01)
+    assert writer.trouble(60) is None and "a checkpoint has run for" in writer.trouble(0.01)
     gate.open.set()
     assert writer.save(2, state(2), {}).error is None and writer.trouble(0) is None
     assert loaded_step(tmp_path) == 2
 
 
 def test_a_hanging_volume_does_not_hang_the_exit(tmp_path):
-    """A process whose writer is stuck ends when its main thread does."""
+    """A process whose writer hangs ends with its main thread."""
     code = (
         "import sys, threading, torch; from gptddp.checkpoint.writer import Writer\n"
         "writer = Writer(sys.argv[1], 1, before_commit=threading.Event().wait)\n"
@@ -117,7 +117,7 @@ def disk(tmp_path):
 
 
 def test_full_disk(disk):
-    """A full disk is an error with the fix; the previous checkpoint stays, the next save works."""
+    """An error with the fix; the previous checkpoint stays, and the next save works."""
     log = RunLog(disk, 1)
     writer = Writer(disk, 1, before_commit=log.sync)
     log.append({"step": 1})
@@ -135,7 +135,7 @@ def test_full_disk(disk):
 
 
 def test_disk_full_of_checkpoints(disk):
-    """Where checkpoints beyond the newest two fill the disk, they make room for the next."""
+    """If old checkpoints fill the disk, all but the newest two are deleted for the next save."""
     writer = Writer(disk, 1, keep=9)
     for step in range(1, 9):
         assert writer.save(step, state(step, 1 << 20), {}).error is None
@@ -143,7 +143,7 @@ def test_disk_full_of_checkpoints(disk):
 
 
 def fail_at(monkeypatch, point, code, lasting):
-    """Let the n-th call of these fail, and with `lasting` all after it; the calls are counted."""
+    """Let the n-th of these calls fail, and with `lasting` all after it; the calls are counted."""
     calls = []
 
     def failing(call, real):
@@ -163,8 +163,8 @@ def fail_at(monkeypatch, point, code, lasting):
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS])
 @pytest.mark.parametrize("lasting", [False, True])
 def test_every_call_may_fail(tmp_path, monkeypatch, code, lasting):
-    """Whichever call of a save fails, once or from then on: no exception, the result says
-    whether the checkpoint is there, and the save after the trouble works."""
+    """Whichever call of a save fails, once or from then on: no exception, the result has whether
+    the checkpoint exists, and the save after the trouble works."""
     for point in range(1, 100):
         run = tmp_path / str(point)
         writer = Writer(run, 1, keep=2)
@@ -183,12 +183,12 @@ def test_every_call_may_fail(tmp_path, monkeypatch, code, lasting):
     assert point > 10
 
 
-def test_a_save_that_has_failed_works_at_the_next_try(tmp_path, monkeypatch):
-    """Wherever it failed, even after it had its name: the last step of a run is tried again."""
+def test_a_failed_save_works_at_the_next_try(tmp_path, monkeypatch):
+    """The last step of a run is tried again, even if it failed after it had its name."""
     for point in range(1, 100):
         writer = Writer(tmp_path / str(point), 1)
         calls = fail_at(monkeypatch, point, errno.EIO, False)
-        if point == 1:  # that the checkpoint is there may not be seen either
+        if point == 1:  # the check whether the checkpoint exists may fail too
             monkeypatch.setattr(store, "read_manifest", lambda path: os.stat(path / "absent"))
         writer.save(2, state(2), {})
         monkeypatch.undo()
@@ -207,7 +207,7 @@ def test_a_bug_in_the_writer_does_not_end_training(tmp_path, caplog):
 
 
 def test_a_rename_that_nfs_repeats(tmp_path, monkeypatch):
-    """A rename that has worked but reports an error is a success; a taken name is an error."""
+    """A rename that worked but reports an error is a success; a taken name is an error."""
     rename = os.rename
 
     def twice(source, target):

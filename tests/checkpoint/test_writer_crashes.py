@@ -1,4 +1,4 @@
-"""Checkpoints survive their writer: killed at each of its system calls, and at any moment."""
+"""Checkpoints survive kills of their writer at each system call, and at any time."""
 
 import json
 import os
@@ -46,8 +46,8 @@ def fast_disk():
 
 
 def test_killed_at_every_system_call(fast_disk, saver):
-    """A life killed at any of its system calls leaves the old or the new checkpoint, whole, and
-    so every other file; the log has every step that is committed; the next life is not hindered."""
+    """A life killed at any system call has the old or the new checkpoint, whole, and so every other
+    file. The log has every committed step, and the next life is not blocked."""
     results = []
     first = fast_disk / "first"
     first.mkdir()
@@ -75,8 +75,8 @@ def test_killed_at_every_system_call(fast_disk, saver):
 
 
 def test_nothing_gets_its_name_before_it_is_durable(tmp_path, monkeypatch):
-    """A save fsyncs every file and its directory before the rename, and the name after it: a
-    loss of power at any moment is like a kill."""
+    """A save fsyncs every file and its directory before the rename, and the name after it: a loss
+    of power at any time is like a kill."""
     done: list[tuple[str, str]] = []
 
     def noting(call, real):
@@ -103,7 +103,7 @@ def test_nothing_gets_its_name_before_it_is_durable(tmp_path, monkeypatch):
 
 
 def test_killed_at_random_moments(tmp_path, saver):
-    """Of a process that saves all the time and is killed, each committed step can be loaded."""
+    """Each committed step of a process that always saves and is killed can be loaded."""
     rng, step = random.Random(1), 0
     for generation in range(1, 21):
         pid = saver(run=str(tmp_path), generation=generation, step=step + 1, forever=True)

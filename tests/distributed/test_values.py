@@ -158,5 +158,5 @@ def test_an_origin_with_a_field_of_another_kind_is_refused(field):
             continue  # a dictionary of any content
         with pytest.raises(BadMessage, match="rank 0 has sent an origin"):
             Origin.from_json(sent | {field: wrong})
-    with pytest.raises(BadMessage, match="has not the fields"):
+    with pytest.raises(BadMessage, match="an origin without the fields"):
         Origin.from_json({name: value for name, value in sent.items() if name != field})

@@ -56,7 +56,7 @@ STOP = {"event": "stop", "step": 5, "cause": "steps"}
         # the preset's lanes would be too many or too few
         ([], [{"lanes": 3, "batch": 3}], 2, "4 workers but only 3 lanes"),
         (["--steps", "5"], [{"steps": 5}, STOP], 0, "is finished"),
-        (["--steps", "5", "--lr", "1"], [{"steps": 5, "lr": 2.0}, STOP], 2, "no step is left"),
+        (["--steps", "5", "--lr", "1"], [{"steps": 5, "lr": 2.0}, STOP], 2, "no step remains"),
         ([], [], 200, "Traceback"),  # torch is missing: an unexpected error may be retried
     ],
 )

@@ -1,4 +1,4 @@
-"""A real run with a kill, and pages of it."""
+"""A real run with a kill, and its page."""
 
 import os
 
@@ -25,7 +25,7 @@ sys.exit(train.main(sys.argv[1:]))
 
 @pytest.fixture(scope="session")
 def killed(corpus, tmp_path_factory):
-    """The directory of a run of two ranks that has lost one of them, and was finished by two."""
+    """A run of two ranks that lost one of them, and was finished by two."""
     folder = tmp_path_factory.mktemp("killed")
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(folder / "run")]
     flags += ["--steps", str(STEPS), "--eval-every", "4", "--keep", "9"]

@@ -1,4 +1,4 @@
-"""The page says what log, ledger and checkpoints say, and nothing else."""
+"""The page has the values of log, ledger and checkpoints, and no others."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from gptddp.units import clock, duration, percent
 
 
 def test_the_lines_are_those_of_the_log(killed, page):
-    """Every value of every step, to the last digit; evaluations where there were any."""
+    """The plots have every value of every step, to the last digit, and all evaluations."""
     lines, drawn = list(history(killed)), figures(page)
     fields = {"loss": "training", "tok_s": "", "world_size": "", "lr": "", "grad_norm": ""}
     for field, name in {**fields, "data_wait_s": ""}.items():
@@ -24,8 +24,8 @@ def test_the_lines_are_those_of_the_log(killed, page):
         assert points(drawn[of], name) == wanted and wanted
 
 
-def test_a_restart_is_marked_with_what_the_ledger_says_of_it(killed, page):
-    """Step, cause, split and cost, on every plot of steps."""
+def test_a_restart_is_marked_with_its_ledger_entry(killed, page):
+    """Step, cause, cost and its split are on every plot over the steps."""
     events = read_ledger(killed)
     (end,) = (it for it in events if it["event"] == "end")
     begun = [it for it in events if it["event"] == "start"]
@@ -34,13 +34,13 @@ def test_a_restart_is_marked_with_what_the_ledger_says_of_it(killed, page):
         assert end["cause"] in text
         assert duration(begun[1]["time"] - end["at"]) in text
         assert f"reload {duration(begun[1]['seconds'])}" in text
-        assert f"{begun[1]['redo']} steps again" in text
+        assert f"{begun[1]['redo']} steps done again" in text
         at = [it["x"]["steps"] for it in figure["traces"] if it.get("mark") == "restart"]
         assert at == [[begun[1]["step"]]]
 
 
 def test_the_goodput_is_that_of_the_metrics(killed, page):
-    """Rank-seconds of each activity, and their shares."""
+    """So are the rank-seconds of each category, and their shares."""
     seconds = summary.read(killed).owners.so_far()
     total = sum(seconds.values())
     rows = {row[0]: row[1:] for row in table(page, "Where the time went")[1:]}
@@ -52,7 +52,7 @@ def test_the_goodput_is_that_of_the_metrics(killed, page):
 
 
 def test_lives_checkpoints_and_proof_are_those_of_the_files(killed, page):
-    """Each life with its beginning and its end; each checkpoint; both fingerprints."""
+    """The page has the start and the end of each life, each checkpoint, and both fingerprints."""
     starts = [it for it in read_ledger(killed) if it["event"] == "start"]
     rows = table(page, "Lives and restarts")[1:]
     assert [row[0] for row in rows] == ["1", "2"]
@@ -66,7 +66,7 @@ def test_lives_checkpoints_and_proof_are_those_of_the_files(killed, page):
 
 
 def test_the_ranks_over_time_add_up_to_the_same_sums(killed, tmp_path):
-    """Of a real run with a kill, and of one with a stop of a day."""
+    """For a real run with a kill, and for one with a stop of a day."""
     stopped = write(tmp_path / "stopped", 600, lives=4, ranks=3, stop_s=86_400.0)
     for path in (killed, stopped):
         run = read(path)
@@ -77,20 +77,20 @@ def test_the_ranks_over_time_add_up_to_the_same_sums(killed, tmp_path):
 
 
 def test_a_rank_that_is_lost_within_a_life_is_no_restart(tmp_path):
-    """It is told with the pause; from then on the sums have the seconds of the others only."""
+    """It is an event with its pause; later sums have only the seconds of the others."""
     path = write(tmp_path / "run", 100, ranks=3, lost=50)
     run, page = read(path), draw(path, out=tmp_path / "report.html")
     drawn = sum((it.seconds.sum(1) for it in strip.stretches(run)), np.zeros(len(OWNERS)))
     assert dict(zip(OWNERS, drawn, strict=True)) == pytest.approx(owned(path), rel=0.01, abs=0.02)
     assert {it.seconds.shape[1] for it in strip.stretches(run)} == {2, 3}
-    assert "Ranks were lost or came once, with a pause of 3.5 s." in page
+    assert "Ranks were lost or joined once, with a pause of 3.5 s." in page
     (text,) = marks(figures(page)["loss"], "event")
     assert text == "lost rank 2 (job-worker-1): it was killed; 2 ranks go on after 3.50 s"
     assert not marks(figures(page)["loss"], "restart")
 
 
 def owned(path):
-    """Rank-seconds of all events of a ledger."""
+    """The rank-seconds by category, from all events of a ledger."""
     found = Owners()
     for event in read_ledger(path):
         found.add(event)
@@ -98,7 +98,7 @@ def owned(path):
 
 
 def test_the_picture_of_the_ranks_has_the_shares_of_the_sums(tmp_path):
-    """Pixel for pixel, but for a stop that is cut out."""
+    """Counted in pixels, except for a stop that is cut out."""
     path = write(tmp_path / "run", 600, lives=4, ranks=3, stop_s=86_400.0)
     page = draw(path, out=tmp_path / "report.html")
     (picture,) = (it for it in figures(page).values() if "cells" in it)
@@ -111,7 +111,7 @@ def test_the_picture_of_the_ranks_has_the_shares_of_the_sums(tmp_path):
 
 
 def test_runs_are_drawn_over_each_other(killed, tmp_path):
-    """Each with its name in every plot, below a table of all; the details of each are closed."""
+    """Each has its name in every plot, below a table of all; the details of each are closed."""
     other = write(tmp_path / "other", 40)
     page = draw(killed, other, out=tmp_path / "report.html")
     for figure in (it for it in figures(page).values() if "traces" in it):
@@ -136,7 +136,7 @@ def test_any_axis_has_the_place_of_a_step(killed, page):
 
 
 def test_a_live_run_is_drawn_up_to_its_newest_line(killed, tmp_path):
-    """What the log knows of the newest life counts as it does in the metrics."""
+    """The newest life counts by its log, as in the metrics."""
     path = write(tmp_path / "run", 100)
     ledger = (path / "ledger.jsonl").read_text().splitlines()
     (path / "ledger.jsonl").write_text(ledger[0] + "\n")

@@ -1,4 +1,4 @@
-"""Every run gives a page, whatever has become of it; what is no run gives an error with the fix."""
+"""Every run gives a page, whatever its state; other folders give an error with the fix."""
 
 import json
 import os
@@ -19,19 +19,19 @@ def verdict(page):
 
 
 def test_a_run_without_a_step_has_a_page(tmp_path, written):
-    """With its configuration, and no plot."""
+    """The page has its configuration, and no plot."""
     (tmp_path / "new").mkdir()
     start = (written / "ledger.jsonl").read_text().splitlines()[0]
     (tmp_path / "new/ledger.jsonl").write_text(f"{start}\n")
     page = draw(tmp_path / "new", out=tmp_path / "report.html")
     assert "before its first step" in verdict(page) and "No step has been logged yet" in page
     assert not figures(page)
-    assert "a run records where its seconds went from its first step on" in page
+    assert "a run records this from its first step on" in page
     assert ["preset", "tiny"] in [row[:2] for row in table(page, "Environment")]
 
 
-def test_torn_files_are_told_and_the_rest_is_drawn(tmp_path, written):
-    """A torn last line of the log, a torn line of the ledger; no copy is read."""
+def test_torn_files_are_reported_and_the_rest_is_drawn(tmp_path, written):
+    """With a torn last line of the log, and a torn line of the ledger. Copies are not read."""
     log = written / "log.3.jsonl"
     log.write_bytes(log.read_bytes()[:-20])
     ledger = written / "ledger.jsonl"
@@ -45,19 +45,18 @@ def test_torn_files_are_told_and_the_rest_is_drawn(tmp_path, written):
     assert table(page, "Lives and restarts")[3][0] == "3"
 
 
-def test_a_hole_in_the_log_is_told(tmp_path, written):
-    """As `gptddp log` tells it; the proof does not look whole."""
+def test_a_gap_in_the_log_is_reported(tmp_path, written):
+    """With the message of `gptddp log`; the proof says that the log has errors."""
     lines = (written / "log.2.jsonl").read_text().splitlines(keepends=True)
     (written / "log.2.jsonl").write_text("".join(lines[:4] + lines[6:]))
     page = draw(written, out=tmp_path / "report.html")
     assert "it lacks steps 25 to 26" in Text(page).text
-    assert "not whole, see above" in page
+    assert "has errors, see above" in page
 
 
 @pytest.mark.parametrize("state", ["running", "stopped", "failed", "lost"])
-def test_the_state_is_what_the_files_say(tmp_path, written, state):
-    """A held lease: running, for a while yet; a signal: stopped; an error of its own: failed; else
-    it is lost."""
+def test_the_state_follows_from_the_files(tmp_path, written, state):
+    """Lease held: running; stopped by a signal: stopped; a trainer error: failed; else lost."""
     *events, stop = (written / "ledger.jsonl").read_text().splitlines()
     if state == "stopped":
         events.append(json.dumps(json.loads(stop) | {"cause": "stopped"}))
@@ -75,7 +74,7 @@ def test_the_state_is_what_the_files_say(tmp_path, written, state):
 
 
 def test_skipped_steps_are_marked(tmp_path, written):
-    """A step without a finite loss is a gap of the line, and an event."""
+    """A step without a finite loss is a gap in the line, and an event."""
     log = written / "log.2.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     lines[2] |= {"loss": None, "grad_norm": None}
@@ -85,8 +84,8 @@ def test_skipped_steps_are_marked(tmp_path, written):
     assert ["23", "skipped: loss or gradient not finite"] in table(page, "What else happened")
 
 
-def test_a_run_failed_where_too_many_steps_at_its_end_were_skipped(tmp_path, written):
-    """More than max_skipped (10) of them, one after the other."""
+def test_a_run_with_too_many_skipped_steps_at_its_end_has_failed(tmp_path, written):
+    """With more than max_skipped (10) in a row."""
     log, ledger = written / "log.3.jsonl", written / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -98,8 +97,8 @@ def test_a_run_failed_where_too_many_steps_at_its_end_were_skipped(tmp_path, wri
         assert f">{state}<" in said and ("the last 11 steps had no finite" in said) == (last == 11)
 
 
-def test_a_slow_rank_a_stall_and_a_spike_are_told(tmp_path, written):
-    """With the names that the ledger has, at their steps; a value that is none is no error."""
+def test_a_slow_rank_a_stall_and_a_spike_are_listed(tmp_path, written):
+    """At their steps, with the names in the ledger; an invalid value is no error."""
     head = {"time": 1.7e9, "generation": 3}
     slow = {"event": "slow", "step": 50, "rank": 1, "name": "rank 1 (w-1)", "ratio": 1.9}
     stall = {"event": "stall", "step": 55, "seconds": 7.5, "ranks": [1], "names": ["rank 1 (w-1)"]}
@@ -111,11 +110,11 @@ def test_a_slow_rank_a_stall_and_a_spike_are_told(tmp_path, written):
     rows = dict(table(draw(written, out=tmp_path / "report.html"), "What else happened")[1:])
     assert rows["50"] == "rank 1 (w-1) is slow: 1.9 times the median"
     assert "after 7.5 s: rank 1 in next" in rows["55"]
-    assert rows["52"] == "loss is 9.5000, where 2.2500 is usual" and "53" in rows
+    assert rows["52"] == "loss is 9.5000, but usually 2.2500" and "53" in rows
 
 
-def test_nothing_of_a_run_becomes_a_part_of_the_page(tmp_path):
-    """Names, causes, machines, versions, errors: they are shown as they are, and none runs."""
+def test_no_text_of_a_run_becomes_html(tmp_path):
+    """Names, causes, machines, versions and errors are shown as text, and no script runs."""
     run = write(tmp_path / "<img src=x onerror=alert(3)>", 30, lives=2, odd=ODD)
     (run / "faults").mkdir()
     record = {"error": ODD, "rank": 0, "pod": ODD, "time": 1.0, "traceback": ODD}
@@ -130,28 +129,28 @@ def test_nothing_of_a_run_becomes_a_part_of_the_page(tmp_path):
     assert f"script-src 'nonce-{nonce}';" in page
 
 
-def test_what_is_no_run_is_refused_with_the_fix(tmp_path, written):
-    """A folder above the run, or none."""
+def test_a_folder_without_a_run_is_refused_with_the_fix(tmp_path, written):
+    """A folder above the run, or one that does not exist."""
     for path in (tmp_path, tmp_path / "none"):
         told = refused(path, written, "--out", tmp_path / "report.html")
-        assert "give the folder that --run-dir" in told
+        assert "give the folder that was given as --run-dir" in told
     assert not list(tmp_path.glob("report.html"))
 
 
 def test_a_file_that_is_no_page_is_not_replaced(tmp_path, written):
-    """Nor a folder, or a pipe, which would keep the command for ever. A page is: the same command
-    draws a live run again and again."""
+    """Nor is a folder, or a pipe, on which the command would hang. An older page is replaced, so a
+    live run can be drawn again."""
     before = (written / "ledger.jsonl").read_bytes()
     os.mkfifo(tmp_path / "pipe")
     for out in (written / "ledger.jsonl", tmp_path, tmp_path / "pipe"):
-        assert "is no page of gptddp report" in refused(written, "--out", out)
+        assert "is not a page of gptddp report" in refused(written, "--out", out)
     assert (written / "ledger.jsonl").read_bytes() == before
     for _ in range(2):
         assert "<h1>run</h1>" in draw(written, written / "../run", out=tmp_path / "new/report.html")
 
 
 def test_without_the_library_the_install_line_is_printed(tmp_path, written, monkeypatch):
-    """Not a traceback."""
+    """There is no traceback."""
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     told = refused(written, "--out", tmp_path / "report.html")

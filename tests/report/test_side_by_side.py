@@ -1,4 +1,4 @@
-"""`gptddp runs`: which run was best, and what differed, whatever state the runs are in."""
+"""`gptddp runs` shows the best run and the differing settings, whatever state the runs are in."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ def settle(run, factor=1.0, dataset="", **settings):
 
 @pytest.fixture
 def sweep(tmp_path):
-    """Three rates; that of lr-9 is the best."""
+    """Three learning rates; lr-9 is the best."""
     for number, factor in ((2, 1.2), (9, 1.0), (10, 1.1)):
         run = write(tmp_path / f"sweep/lr-{number}", 40, lives=2)
         settle(run, factor, lr=number / 1000, checkpoint_every=7.0, data=f"data/{number}")
@@ -50,8 +50,8 @@ def runs(*args):
     return result.stdout
 
 
-def test_the_best_is_first_and_only_what_differs_is_a_column(sweep):
-    """By the least validation loss; a setting that all share is none, nor is a path."""
+def test_the_best_is_first_and_columns_are_the_differences(sweep):
+    """The best has the least validation loss; equal settings and paths are no columns."""
     table = side_by_side(list(find(sweep)))
     assert [it["run"] for it in table.rows] == ["lr-9", "lr-10", "lr-2"]
     assert [it["best"] for it in table.rows] == [True, False, False]
@@ -65,7 +65,7 @@ def test_the_best_is_first_and_only_what_differs_is_a_column(sweep):
 
 
 def test_programs_get_every_digit(sweep):
-    """As JSON and as CSV: numbers, the word `best`, and a field for what differs."""
+    """JSON and CSV have full numbers, the field `best`, and a field for each difference."""
     first, *_ = json.loads(runs(sweep, "-o", "json"))
     row, *others = csv.DictReader(io.StringIO(runs(sweep, "-o", "csv")))
     assert first["best"] is True and row["best"] == "True" and len(others) == 2
@@ -74,7 +74,7 @@ def test_programs_get_every_digit(sweep):
 
 
 def test_a_table_for_a_spreadsheet_has_no_formula(sweep, monkeypatch):
-    """Nor bytes that are no text: a run may have any name, and a path begins with it."""
+    """Nor invalid bytes: a run may have any name, and a path begins with it."""
     names = ["=cmd()", "+1", "-1", "@SUM(A1)"]
     for name in (*names, "\udcff"):
         shutil.copytree(sweep / "lr-2", sweep / name)
@@ -86,7 +86,7 @@ def test_a_table_for_a_spreadsheet_has_no_formula(sweep, monkeypatch):
 
 @pytest.mark.parametrize("width", [30, 40, 79])
 def test_a_narrow_table_cuts_nothing(sweep, width):
-    """What does not fit stands below; no line is wider than the terminal, no value is lost."""
+    """Columns that do not fit follow below: no line is too wide, and no value is lost."""
     table = side_by_side(list(find(sweep)))
     text = as_text(table, width)
     assert max(map(len, text.splitlines())) <= width
@@ -94,8 +94,8 @@ def test_a_narrow_table_cuts_nothing(sweep, width):
 
 
 def test_a_run_in_any_state_has_its_row(sweep, tmp_path):
-    """One that runs, has no evaluation, lost the end of its log or its ledger, or cannot be read:
-    it says so, behind those that have a result."""
+    """A run that is running, has no evaluation, lost the end of its log or its ledger, or cannot be
+    read has a note, and comes after those with a result."""
     new = write(sweep / "new", 10)
     lines = (new / "ledger.jsonl").read_text().splitlines(keepends=True)
     (new / "ledger.jsonl").write_text(lines[0])
@@ -126,7 +126,7 @@ def test_a_run_in_any_state_has_its_row(sweep, tmp_path):
 
 
 def test_bits_per_byte_decide_where_datasets_differ(sweep):
-    """If all runs have them; if not, none is called the best. The hash of the data is a column."""
+    """If all runs have them; else no run is the best. The hash of the data is a column."""
     settle(sweep / "lr-2", 0.1, dataset="a" * 64)
     settle(sweep / "lr-9", dataset="b" * 64)
     table = side_by_side(list(find(sweep)))
@@ -140,24 +140,24 @@ def test_bits_per_byte_decide_where_datasets_differ(sweep):
 
 
 def test_equal_runs_are_both_the_best(sweep):
-    """As a run with kills and one without have the same bits."""
+    """A run with kills and one without have the same bits."""
     shutil.copytree(sweep / "lr-9", sweep / "again")
     assert sum(it["best"] for it in side_by_side(list(find(sweep))).rows) == 2
 
 
 def test_runs_are_found_below_a_folder(sweep, tmp_path):
-    """The folders of a run are none; without any there is a fix."""
+    """Folders inside a run are not searched; without runs the error has the fix."""
     (sweep / "lr-2/checkpoints/step-1").mkdir(parents=True)
     (sweep / "lr-2/checkpoints/ledger.jsonl").touch()
     assert [it.name for it in find(tmp_path)] == ["lr-10", "lr-2", "lr-9"]
     assert [it.name for it in find(sweep / "lr-9")] == ["lr-9"]
     result = CliRunner().invoke(cli, ["runs", str(tmp_path / "none")])
-    assert result.exit_code == 2 and "give a folder that has run directories" in result.stderr
+    assert result.exit_code == 2 and "give a folder with run directories" in result.stderr
 
 
 def test_evaluations_are_those_of_the_history(tmp_path):
-    """Each as the newest life has made it, up to the end of the run, and the last lines; an
-    evaluation of an older life counts where the newer one has not come so far."""
+    """Each is from the newest life that made it, up to the end of the run; an older life's counts
+    if the newer one is not as far. The last lines are read too."""
     run = write(tmp_path / "run", 60, lives=3)
     again = [json.loads(line) for line in (run / "log.2.jsonl").read_text().splitlines()]
     redone = [it | {"val_loss": 9.0} if "val_loss" in it else it for it in again[:10]]
@@ -172,15 +172,15 @@ def test_evaluations_are_those_of_the_history(tmp_path):
 
 
 def test_a_loss_that_is_no_number_is_never_the_best(sweep):
-    """Its run comes last, without a best; the JSON has no NaN."""
+    """Its run comes last, without a best value; the JSON has no NaN."""
     settle(sweep / "lr-9", float("nan"))
     rows = json.loads(runs(sweep, "-o", "json"), parse_constant=pytest.fail)
     assert [it["run"] for it in rows] == ["lr-10", "lr-2", "lr-9"]
     assert rows[-1]["least"] is None and "no evaluation yet" in rows[-1]["note"]
 
 
-def test_a_run_is_named_once_and_moves_no_cursor(sweep, tmp_path):
-    """However it is given, and whatever its name is; four folders down none is looked for."""
+def test_a_run_is_listed_once_without_control_characters(sweep, tmp_path):
+    """However it is given, and whatever its name is. Folders are searched three levels deep."""
     (sweep / "link").symlink_to(sweep / "lr-9")
     shutil.copytree(sweep / "lr-2", sweep / "\x1b[2J")
     shutil.copytree(sweep / "lr-2", tmp_path / "1/2/3/4")
@@ -192,11 +192,11 @@ def test_a_run_is_named_once_and_moves_no_cursor(sweep, tmp_path):
     assert "\x1b" not in runs(tmp_path, sweep)
 
 
-def test_a_folder_that_cannot_be_looked_into_has_a_row(sweep, monkeypatch):
-    """As it may hold a run; the others have theirs."""
+def test_an_unreadable_folder_has_a_row(sweep, monkeypatch):
+    """It may hold a run; the other runs have their rows."""
     (sweep / "closed").mkdir()
 
-    def scandir(path, look=os.scandir):  # root may look anywhere
+    def scandir(path, look=os.scandir):  # root may read any folder
         if str(path).endswith("closed"):
             raise PermissionError(13, "Permission denied", str(path))
         return look(path)

@@ -1,4 +1,4 @@
-"""Long runs: few points, every extreme, and a page that does not grow with the run."""
+"""Long runs give few points, every extreme, and a page that does not grow with the run."""
 
 import math
 import random
@@ -10,7 +10,7 @@ from gptddp.run.history import history
 
 
 def test_thinning_keeps_every_extreme():
-    """The least and the largest of all, wherever they stand, and both ends; in order."""
+    """The least and the largest value, wherever they are, and both ends are kept, in order."""
     numbers = random.Random(3)
     for place in (0, 1, 4999, 50_000, 99_998, 99_999):
         values = [numbers.gauss(0, 1) for _ in range(100_000)]
@@ -21,15 +21,15 @@ def test_thinning_keeps_every_extreme():
         assert {place, (place + 777) % 100_000, 0, 99_999} <= set(picked)
 
 
-def test_what_is_short_is_drawn_as_it_is():
-    """With its gaps; of a long series gaps are left out, and nothing is drawn of nothing."""
+def test_short_series_are_not_thinned():
+    """They keep their gaps; long series drop them; without finite values nothing is drawn."""
     assert thin([1.0, math.nan, 3.0], 100) == [0, 1, 2]
     assert math.nan not in [i for i in thin([math.nan] * 500 + [1.0, 2.0] * 500, 100)]
     assert thin([math.nan] * 10) == thin([]) == thin([math.nan] * 5000) == means([]) == []
 
 
 def test_a_long_run_has_a_small_page_with_its_spike(tmp_path):
-    """Ten times the steps: hardly another size. The spike is drawn, with its true value."""
+    """Ten times the steps give nearly the same size, and a spike keeps its true value."""
     sizes = {}
     for steps in (4_000, 40_000):
         run = write(tmp_path / f"{steps}", steps, lives=4)

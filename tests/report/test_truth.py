@@ -1,4 +1,4 @@
-"""The sentences of a page are true, whatever has become of the files."""
+"""The sentences of a page are true, even if files are lost or damaged."""
 
 import json
 
@@ -6,7 +6,7 @@ from support.report_pages import Text, draw, figures, points, table, write
 
 
 def change(file, fields, **match):
-    """Give the lines of a log or ledger that match other fields."""
+    """Set `fields` in the lines of a log or ledger that match other fields."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line in lines:
         if all(line.get(name) == it for name, it in match.items()):
@@ -19,15 +19,15 @@ def said(page):
 
 
 def test_a_run_without_its_ledger_is_drawn_from_its_log(tmp_path, written):
-    """The loss is all there; that lives and seconds are not known is told, with the fix."""
+    """All losses are drawn. A message with the fix says that lives and seconds are unknown."""
     (written / "ledger.jsonl").unlink()
     page = draw(written, out=tmp_path / "report.html")
     assert len(points(figures(page)["loss"], "training")) == 60
-    assert "ledger.jsonl knows of no life" in said(page) and "from a backup" in said(page)
+    assert "ledger.jsonl has no life" in said(page) and "from a backup" in said(page)
 
 
 def test_a_log_without_its_end_does_not_undo_steps(tmp_path, written):
-    """The ledger knows the last step as well."""
+    """The last step is in the ledger too."""
     for log in written.glob("log.*"):
         log.unlink()
     assert "Finished after step 60, 60.0 k tokens" in said(draw(written, out=tmp_path / "a.html"))
@@ -35,8 +35,8 @@ def test_a_log_without_its_end_does_not_undo_steps(tmp_path, written):
     assert "Stopped after step 60/60" in said(draw(written, out=tmp_path / "b.html"))
 
 
-def test_numbers_that_are_none_cost_their_own_place_only(tmp_path, written):
-    """An integer of 400 digits, NaN for seconds, a billion ranks, a clock of another age."""
+def test_invalid_numbers_affect_only_their_own_place(tmp_path, written):
+    """An integer of 400 digits, NaN seconds, a billion ranks, a far future time."""
     change(written / "log.1.jsonl", {"grad_norm": 10**400, "loss": float("inf")}, step=4)
     change(written / "log.3.jsonl", {"tokens": 10**400, "train_s": float("nan")}, step=60)
     ledger = written / "ledger.jsonl"
@@ -50,8 +50,8 @@ def test_numbers_that_are_none_cost_their_own_place_only(tmp_path, written):
     assert max(map(len, said(page).split())) < 100
 
 
-def test_pods_that_come_and_go_are_no_fault(tmp_path, written):
-    """Their launcher has stopped that life; the other one was lost, as a library's words mean."""
+def test_pods_that_join_and_leave_are_no_fault(tmp_path, written):
+    """The launcher stopped the first life; the second was lost, as the words of Gloo mean."""
     raw = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:6029"
     change(written / "ledger.jsonl", {"cause": raw}, event="end", generation=2)
     change(written / "ledger.jsonl", {"event": "stop", "cause": "stopped"}, event="end",
@@ -60,21 +60,21 @@ def test_pods_that_come_and_go_are_no_fault(tmp_path, written):
     assert "Faults interrupted it once, which took 8.5 s; no step was lost" in said(page)
     assert "pods joined or left once, which took 5.0 s" in said(page)
     ends = [row[5] for row in table(page, "Lives and restarts")[1:]]
-    assert ends[0] == "stopped by its launcher: pods came or went"
-    assert ends[1] == f"another rank was gone: {raw}"
+    assert ends[0] == "stopped by its launcher: pods joined or left"
+    assert ends[1] == f"another rank was lost: {raw}"
 
 
-def test_a_stop_is_not_called_a_world_that_forms(tmp_path):
-    """Most of that time nobody wanted a world."""
+def test_a_stop_is_not_called_recovery(tmp_path):
+    """Nobody wanted a world for most of that time."""
     run = write(tmp_path / "run", 60, lives=3, stop_s=600.0)
     page = draw(run, out=tmp_path / "report.html")
     splits = [row[7] for row in table(page, "Lives and restarts")[2:]]
     assert "stopped 10 min" in splits[0] and "recovery 3.5 s" in splits[1]
 
 
-def test_losses_of_two_datasets_are_not_compared_without_a_word(tmp_path, written):
-    """Of other tokens the loss is another measure; of the same dataset nothing is said. The ledger
-    says which it was, and not the copy for people."""
+def test_losses_of_two_datasets_are_compared_with_a_warning(tmp_path, written):
+    """The loss depends on the tokens; with the same dataset there is no warning. The dataset is
+    that of the ledger, not of the copy for people."""
     other = write(tmp_path / "other", 20)
     change(written / "ledger.jsonl", {"dataset": "a"}, event="start")
     for of_other, told in (("a", False), ("b", True)):
@@ -85,7 +85,7 @@ def test_losses_of_two_datasets_are_not_compared_without_a_word(tmp_path, writte
 
 
 def test_samples_are_shown_from_the_first_to_the_last(tmp_path, written):
-    """Of each step the newest life's; at most a dozen of many; what is none is left out."""
+    """At each step from the newest life; at most a dozen; invalid lines are skipped."""
     draw(written, out=tmp_path / "report.html")
     rows = [{"step": 3 * i, "generation": 1, "text": f"text {i}\n<b>"} for i in range(1, 31)]
     rows += [{"step": 90, "generation": 2, "text": "the newest"}, {"step": "x"}, {"text": "y"}]

@@ -1,4 +1,4 @@
-"""`gptddp report --watch`: a page that is made anew while its runs go on."""
+"""`gptddp report --watch` writes the page again and again while its runs are running."""
 
 import json
 
@@ -15,7 +15,7 @@ LOADS = "<body data-every="
 
 @pytest.fixture
 def watched(tmp_path, monkeypatch):
-    """A run that goes on; the watch, with what is to happen instead of each pause."""
+    """The watch of a live run; each argument is called in place of one pause."""
     run, out = write(tmp_path / "run", 20), tmp_path / "report.html"
     ledger = (run / "ledger.jsonl").read_text()
     (run / "ledger.jsonl").write_text(ledger.splitlines(keepends=True)[0])
@@ -42,8 +42,8 @@ def watched(tmp_path, monkeypatch):
     return watch
 
 
-def test_a_page_is_made_anew_until_the_run_has_ended(watched):
-    """Between two lives of a run the watch goes on; the last page does not load itself."""
+def test_a_page_is_written_until_the_run_has_ended(watched):
+    """The watch continues between two lives; the last page does not reload itself."""
     pages = watched(watched.lose, watched.go_on, watched.stop)
     states = [
         next(it for it in ("running", "lost", "finished") if f">{it}<" in text) for text in pages
@@ -53,13 +53,13 @@ def test_a_page_is_made_anew_until_the_run_has_ended(watched):
 
 
 def test_a_run_that_stays_lost_ends_the_watch(watched, monkeypatch):
-    """After as long as a run may take to start again."""
+    """The watch ends after the time that a restart may take."""
     monkeypatch.setattr(page, "PATIENCE_S", 0.0)
     assert LOADS not in watched(watched.lose)[-1]
 
 
-def test_ctrl_c_leaves_a_page_that_stays_as_it_is(watched):
-    """With exit code 0."""
+def test_ctrl_c_leaves_a_page_that_does_not_reload(watched):
+    """The exit code is 0."""
 
     def interrupt():
         raise KeyboardInterrupt

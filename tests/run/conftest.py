@@ -1,4 +1,4 @@
-"""A run in this process, life after life."""
+"""A run in this process, one life after the other."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from gptddp.flags import to_args
 
 @pytest.fixture
 def life(corpus, tmp_path, train_here):
-    """life(fields): the exit code of a life of the run that is given these."""
+    """life(fields): run one life with these fields, and return its exit code."""
     fixed = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--device", "cpu"]
 
     def live(**fields):

@@ -1,4 +1,4 @@
-"""Which code has made which steps: in the ledger, the checkpoints, an audit and a report."""
+"""Ledger, checkpoints, audit and report name the code that computed each step."""
 
 import logging
 from types import SimpleNamespace
@@ -16,8 +16,8 @@ A, B = "a" * 64, "b" * 64
 
 
 @pytest.mark.usefixtures("train_here")
-def test_a_run_says_which_code_made_which_steps(corpus, tmp_path, monkeypatch, caplog):
-    """Two codes after each other, then none: each start, each checkpoint and each change."""
+def test_the_code_of_each_step_is_recorded(corpus, tmp_path, monkeypatch, caplog):
+    """After two own codes and then none, each start, checkpoint and change has its code."""
     caplog.set_level(logging.INFO)
     run = tmp_path / "run"
     for steps, code in (("2", A), ("3", A), ("5", B), ("7", None)):
@@ -42,7 +42,7 @@ def test_a_run_says_which_code_made_which_steps(corpus, tmp_path, monkeypatch, c
     assert summary.read(run).code is None
 
     code, text = audit(run, "--whole")
-    assert code == 0  # the same program in all of them, by another name
+    assert code == 0  # all codes are the same program under other names
     for line in ("own code aaaaaaaaaaaa: steps 1 to 3", "own code bbbbbbbbbbbb: steps 4 to 5"):
         assert f"made by: {line}" in text
     assert "made by: the installed code: steps 6 to 7" in text
@@ -50,8 +50,8 @@ def test_a_run_says_which_code_made_which_steps(corpus, tmp_path, monkeypatch, c
     assert (3, "code: own code aaaaaaaaaaaa -> own code bbbbbbbbbbbb") in notes
 
 
-def test_a_run_without_own_code_has_no_word_of_it():
-    """Nor one whose ledger lacks a start."""
+def test_a_run_without_own_code_lists_no_code():
+    """A ledger that lacks a start lists no code either."""
     assert made_by({1: 1, 2: 2}, {1: None}) == []
     assert made_by({1: 1, 2: 1, 3: 2}, {2: A}) == [
         "the installed code: steps 1 to 2",

@@ -1,4 +1,4 @@
-"""A run that is continued: every field of the configuration stays, is recorded, or is refused."""
+"""In a continued run every field of the configuration is kept, changed and recorded, or refused."""
 
 import dataclasses
 import errno
@@ -35,7 +35,7 @@ JSON_BEGUN = json.loads(json.dumps(BEGUN))
 
 
 def test_every_field_has_a_decision():
-    """A new field says what becomes of it in a run that is continued, or this fails."""
+    """This fails for a new field without a rule for continued runs."""
     kinds = {name: f.metadata.get("fate") for name, f in FIELDS.items()}
     assert set(kinds.values()) == {FIXED, KEPT, START}
     assert set(VALUES) == {name for name, kind in kinds.items() if kind != START}
@@ -48,7 +48,7 @@ def test_every_field_has_a_decision():
             assert FIELDS[name].default is None, f"{name}: a default would count as given"
 
 
-def test_the_guide_says_what_is_fixed_and_what_is_not_of_the_run():
+def test_the_guide_lists_the_fixed_fields_and_those_of_a_start():
     """docs/train.md has the same two lists of fields."""
     text = " ".join((ROOT / "docs/train.md").read_text().split())
     fixed = text.split("on which rows, are fixed: ")[1].split(".")[0]
@@ -59,13 +59,13 @@ def test_the_guide_says_what_is_fixed_and_what_is_not_of_the_run():
 
 
 def continued(*args: str, run: dict[str, Any] = FIRST) -> Config:
-    """The configuration of another life of a run, by default with all first values."""
+    """The configuration of another life of a run; by default all fields have their first values."""
     return resolve(from_args(["--run-dir", "run", *args]), CPU, from_saved("ledger", run))
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_is_not_given_stays_and_what_is_given_counts_or_is_refused(name):
-    """Each field alone: kept as the run has it; another value is taken, or refused with both."""
+def test_a_field_is_kept_changed_or_refused(name):
+    """A field that is not given is kept; another value is accepted, or refused with both."""
     assert getattr(continued(), name) == FIRST[name]
     assert getattr(continued(*to_args({name: FIRST[name]})), name) == FIRST[name]
     other = to_args({name: VALUES[name][1]})
@@ -78,8 +78,8 @@ def test_what_is_not_given_stays_and_what_is_given_counts_or_is_refused(name):
     assert f"leave out {flag(name)} to continue it" in str(error.value)
 
 
-def test_a_default_that_is_given_is_given(tmp_path):
-    """On the command line and in a TOML file: the run's own value does not count then."""
+def test_a_given_default_replaces_the_value_of_the_run(tmp_path):
+    """This holds for the command line and for a TOML file."""
     toml = tmp_path / "job.toml"
     toml.write_text("[train]\ngrad_clip = 1\n")
     config = continued("--weight-decay", "0.1", "--config", str(toml))
@@ -87,19 +87,19 @@ def test_a_default_that_is_given_is_given(tmp_path):
 
 
 def test_a_field_that_the_run_has_not_recorded_has_its_default():
-    """A run that was begun before there was the field has done what the default does."""
+    """A run from before the field existed behaved like the default."""
     config = continued(run={"preset": "tiny"})
     assert (config.seed, config.keep, config.n_layer) == (1337, 3, 4)
 
 
 def test_fields_of_a_newer_version_are_refused():
-    """A run of other rules is not gone on with as if it had these."""
+    """A run with unknown fields is not continued without them."""
     with pytest.raises(ConfigError, match=r"fields of a newer gptddp \(newer\): use the version"):
         continued(run=FIRST | {"newer": [1]})
 
 
-def test_the_launcher_knows_the_run_as_well(tmp_path):
-    """It takes what is not given from the run; what cannot be is the trainer's to refuse."""
+def test_the_launcher_uses_the_configuration_of_the_run(tmp_path):
+    """It takes missing values from the run, and leaves refusals to the trainer."""
     config = Config(run_dir=str(tmp_path), lr=1.0)
     assert run_state.in_force(config) == config
     ledgers.begun(tmp_path, FIRST)
@@ -124,7 +124,7 @@ def changes(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_continued_run_keeps_every_field_and_records_every_change(life, tmp_path, caplog):
-    """Begun with all fields given, continued with none, with others, and with the same again."""
+    """It begins with all fields, and continues with none, with others, and with these again."""
     caplog.set_level(logging.INFO)
     run = tmp_path / "run"
     assert life(**BEGUN) == 0
@@ -148,9 +148,9 @@ def test_a_continued_run_keeps_every_field_and_records_every_change(life, tmp_pa
     assert [line["step"] for line in history(run)] == [1, 2, 3, 4, 5]
 
 
-def test_config_json_shows_no_setting_that_no_step_has_used(life, tmp_path, monkeypatch):
-    """A life that ends before its first step has changed the run, as the ledger says and the
-    launcher knows, and not the copy for people."""
+def test_config_json_has_only_settings_that_a_step_has_used(life, tmp_path, monkeypatch):
+    """A life that ends before its first step changes the run for ledger and launcher, but not the
+    copy for people."""
     run, asked = tmp_path / "run", Config(run_dir=str(tmp_path / "run"))
     assert life(**BEGUN) == 0 and run_state.why_finished(asked)
 
@@ -176,15 +176,15 @@ def contents(run: Path) -> dict[str, bytes]:
 
 
 def test_a_finished_run_with_another_setting_is_refused(life, tmp_path, capsys):
-    """No step would use it: nothing is written. With more steps it is taken."""
+    """No step would use it, so nothing is written. With more steps it is accepted."""
     run = tmp_path / "run"
     assert life(**BEGUN) == 0
     before = contents(run)
-    wanted = "no step is left for lr: 0.002 -> 0.01: all 3 steps are done: a larger --steps goes on"
-    for more, said in (({}, wanted), ({"steps": 2}, "but 3 steps are done, and none is undone")):
+    wanted = "no step remains for lr: 0.002 -> 0.01: all 3 steps are done; to continue, give a larg"
+    for more, said in (({}, wanted), ({"steps": 2}, "but 3 steps are already done; to continue")):
         assert life(lr=0.01, **more) == 2
         assert said in (error := capsys.readouterr().err) and "another --run-dir" in error
-        with pytest.raises(ConfigError, match="no step is left for"):
+        with pytest.raises(ConfigError, match="no step remains for"):
             run_state.why_finished(Config(run_dir=str(run), lr=0.01, **more))
     assert contents(run) == before
     assert life(lr=0.01, steps=4) == 0 and saved(run)["lr"] == 0.01
@@ -194,10 +194,8 @@ OTHER_FLAGS = "import os, sys; sys.argv += ['{}', '{}'] * (os.environ['RANK'] ==
 
 
 @pytest.mark.parametrize(("name", "other", "code"), [("lr", "0.5", 0), ("seed", "8", 2)])
-def test_flags_that_one_rank_alone_is_given_are_told_or_refused(
-    corpus, tmp_path, name, other, code
-):
-    """By torchrun or Slurm each node has a command of its own; only that of rank 0 counts."""
+def test_flags_given_to_one_rank_only_are_reported_or_refused(corpus, tmp_path, name, other, code):
+    """With torchrun or Slurm each node has its own command, but only rank 0's flags count."""
     where = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "1"]
     flags = [*SMALL, *where, flag(name), "0.25" if name == "lr" else "7"]
     found = ranks(2, *flags, code=OTHER_FLAGS.format(flag(name), other) + TRAIN)
@@ -219,10 +217,8 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_a_rank_whose_steps_would_be_others_is_refused_from_the_first_life_on(
-    corpus, tmp_path, what
-):
-    """Another version of what encodes, a copy of other data, other code: the run does not begin."""
+def test_a_rank_with_different_steps_is_refused_from_the_first_life_on(corpus, tmp_path, what):
+    """With another tokenizer library, other data, or other code the run does not begin."""
     where = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "1"]
     found = ranks(2, *SMALL, *where, code=f"{OTHERS[what]}\n{TRAIN}")
     assert [process.wait(60) for process in found] == [2, 2]
@@ -231,23 +227,23 @@ def test_a_rank_whose_steps_would_be_others_is_refused_from_the_first_life_on(
     assert not list((tmp_path / "run").glob("*.json"))
 
 
-def test_a_copy_that_the_disk_does_not_take_ends_nothing(life, monkeypatch, caplog):
-    """The run goes on without it, and says so; so it does at its end."""
+def test_a_copy_that_cannot_be_written_does_not_end_the_run(life, monkeypatch, caplog):
+    """The run continues without it, with a warning; so it does at its end."""
 
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(copies, "write_json_atomic", full)
     assert life(**BEGUN) == 0
-    assert caplog.text.count("config.json is not what the run has now") == 1
+    assert caplog.text.count("config.json is out of date") == 1
     assert caplog.text.count("finished.json': free space") == 1
 
 
-def test_files_that_are_missing_are_judged_by_the_on_bad_of_the_run(
+def test_missing_files_follow_the_on_bad_of_the_run(
     corpus, tmp_path, train_here, monkeypatch, capfd
 ):
-    """Also where it is not given: quarantine goes on without them, fail names them."""
-    monkeypatch.setattr(blocks, "RETRY_S", (0.001,))  # of each row group in turn
+    """Even if --on-bad is not given: quarantine continues without them, fail names them."""
+    monkeypatch.setattr(blocks, "RETRY_S", (0.001,))  # for each row group
     data = tmp_path / "data"
     shutil.copytree(corpus, data)
     for name in ("quarantine", "fail"):
@@ -256,7 +252,7 @@ def test_files_that_are_missing_are_judged_by_the_on_bad_of_the_run(
     (shard,) = (data / "train").iterdir()
     shard.write_bytes(shard.read_bytes()[:-1])
     where = ["--data", str(data), "--cache-dir", "none", "--steps", "2", "--run-dir"]
-    assert train.main([*where, str(tmp_path / "quarantine")]) == 2  # it has only this file
+    assert train.main([*where, str(tmp_path / "quarantine")]) == 2  # it was the only file
     assert "row groups of the train split are in quarantine" in capfd.readouterr().err
     for name in ("fail", "new"):
         assert train.main([*where, str(tmp_path / name)]) == 2

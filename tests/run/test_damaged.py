@@ -1,4 +1,4 @@
-"""Damaged and foreign files in a run directory: the next start goes on, or names file and fix."""
+"""After damage in a run directory, the next start continues, or names the file and the fix."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ DEEP = "[" * 100_000
 
 @pytest.fixture(scope="module")
 def begun(corpus, tmp_path_factory) -> Path:
-    """A run of two steps, complete, and another one beside it."""
+    """A complete run of two steps, and another one beside it."""
     from support.toy import training_here
 
     folder = tmp_path_factory.mktemp("runs")
@@ -34,28 +34,28 @@ def begun(corpus, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run_dir(begun, tmp_path) -> Path:
-    """The run, to be damaged."""
+    """A copy of the run, to be damaged."""
     shutil.copytree(begun / "run", tmp_path / "run")
     return tmp_path / "run"
 
 
 @pytest.fixture
 def goes_on(run_dir, corpus, train_here):
-    """goes_on(): the exit code of a life that is to do one step more."""
+    """goes_on(): the exit code of a life that is to do one more step."""
     flags = ["--data", str(corpus), "--run-dir", str(run_dir), "--device", "cpu"]
     return lambda *more: train.main([*flags, "--cache-dir", "none", "--steps", "3", *more])
 
 
 def config(run_dir: Path) -> dict:
-    """What the file says, without the path, which was another."""
+    """The content of config.json, without the path, which differs."""
     found = json.loads((run_dir / "config.json").read_text())["config"]
     return {name: value for name, value in found.items() if name != "run_dir"}
 
 
 @pytest.mark.parametrize("text", [None, '"lr": 0.1 -> "lr": 0.3', DEEP])
 @pytest.mark.parametrize("name", ["config.json", "finished.json", "dataset.json"])
-def test_nothing_goes_by_the_copies(run_dir, goes_on, caplog, name, text):
-    """Lost, torn or edited: the run goes on as the ledger says, and they are written anew."""
+def test_copies_do_not_matter(run_dir, goes_on, caplog, name, text):
+    """With lost, torn or edited copies the run continues from the ledger, and writes them again."""
     before, path = config(run_dir), run_dir / name
     whole = path.read_text()
     path.unlink()
@@ -77,8 +77,8 @@ def is_finished(run_dir: Path) -> bool:
 @pytest.mark.parametrize("name", ["ledger.jsonl", "lease.json"])
 @pytest.mark.parametrize("target", ["nowhere", "itself", "elsewhere"])
 def test_a_link_in_the_place_of_a_file_is_refused(run_dir, goes_on, capsys, name, target):
-    """At once, with the file and the fix: no wait for a volume, and no new start after it. A ledger
-    that is a link could be read, but is never written."""
+    """It is refused at once, with the file and the fix: no wait for a volume and no restart. A
+    ledger that is a link could be read, but is never written."""
     if target == "elsewhere":
         name = "ledger.jsonl"
         shutil.copy(run_dir / name, run_dir / target)
@@ -91,18 +91,19 @@ def test_a_link_in_the_place_of_a_file_is_refused(run_dir, goes_on, capsys, name
 
 
 def test_a_ledger_of_another_run_is_refused(run_dir, begun, goes_on, capsys):
-    """Its checkpoints are not the ledger's: exit code 4, and nothing is done. With its own ledger
-    put back the run goes on."""
+    """The checkpoints are not the ledger's: exit code 4, and nothing is changed. With its own
+    ledger put back the run continues."""
     whole = (run_dir / "ledger.jsonl").read_bytes()
     shutil.copy(begun / "other/ledger.jsonl", run_dir / "ledger.jsonl")
     assert goes_on("--seed", "2") == 4
-    assert "it is of run" in capsys.readouterr().err and not (run_dir / "log.2.jsonl").exists()
+    assert "it belongs to run" in capsys.readouterr().err and not (run_dir / "log.2.jsonl").exists()
     (run_dir / "ledger.jsonl").write_bytes(whole)
     assert goes_on() == 0 and config(run_dir)["lr"] == 0.1
 
 
-def test_row_groups_that_are_not_there_cannot_be_left_out(run_dir, goes_on, capsys):
-    """Ledger, field, rule and fix; no life begins. With the ledger put back the run goes on."""
+def test_a_quarantine_of_missing_row_groups_is_refused(run_dir, goes_on, capsys):
+    """The error names ledger, field, rule and fix, and no life begins. With the ledger put back the
+    run continues."""
     table = {
         "row_groups has 1000000000: it must be a number from 0 to ": {"row_groups": [10**9]},
         "row_groups has 1000000000000000000000000000000: it must": {"row_groups": [10**30]},
@@ -130,12 +131,12 @@ LEFT_OUT = {
     '"event": "quarantine", "step": -1, "row_groups": [0]': "step is -1: it must be a number",
     '"event": "checkpoint", "write_s": "x"': "a 'checkpoint' of generation 1 at byte ",
     '"event": "checkpoint", "write_s": 1' + "0" * 400: "int too large",
-    '"event": "start", "generation": 1' + "0" * 300: " that is torn, or no event",
+    '"event": "start", "generation": 1' + "0" * 300: " that is torn or not an event",
 }
 
 
-def test_what_is_left_out_of_the_ledger_is_told(run_dir, goes_on, caplog):
-    """A decision that nobody can repeat, a line that is torn: the start says which and why."""
+def test_skipped_lines_of_the_ledger_are_reported(run_dir, goes_on, caplog):
+    """The start lists each unusable event and torn line with the reason."""
     with (run_dir / "ledger.jsonl").open("a") as ledger:
         for line in LEFT_OUT:
             generation = "" if "generation" in line else '"generation": 1, '
@@ -146,11 +147,9 @@ def test_what_is_left_out_of_the_ledger_is_told(run_dir, goes_on, caplog):
     assert [line["step"] for line in history(run_dir)] == [1, 2, 3]
 
 
-def test_a_ledger_that_is_lost_leaves_the_run_as_its_newest_checkpoint_says(
-    run_dir, goes_on, caplog
-):
-    """All of it, or its end (an old backup): configuration, id and step are those of the newest
-    life, for the launcher too; a warning says what nobody knows any more."""
+def test_without_its_ledger_a_run_follows_its_newest_checkpoint(run_dir, goes_on, caplog):
+    """If all of the ledger, or its end, is lost, configuration, id and step are those of the newest
+    life, for the launcher too. A warning lists the lost records."""
     old = (run_dir / "ledger.jsonl").read_bytes()
     assert goes_on("--lr", "0.05", "--keep", "9") == 0
     before, run_id = config(run_dir), run_state.read(run_dir).run_id
@@ -166,11 +165,9 @@ def test_a_ledger_that_is_lost_leaves_the_run_as_its_newest_checkpoint_says(
     assert [line["step"] for line in history(run_dir)] == [1, 2, 3, 4, 5]
 
 
-def test_a_run_of_which_neither_ledger_nor_checkpoint_is_left_is_refused(
-    run_dir, goes_on, capsys, caplog
-):
-    """By name, whatever is left; nothing is done. With --from-scratch it begins at step 0, as
-    another run."""
+def test_a_run_without_ledger_and_checkpoint_is_refused(run_dir, goes_on, capsys, caplog):
+    """The error names the remaining files, and nothing is changed. With --from-scratch it begins at
+    step 0, as another run."""
     run_id = run_state.read(run_dir).run_id
     shutil.rmtree(run_dir / "checkpoints")
     kept = {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
@@ -192,7 +189,7 @@ def test_a_run_of_which_neither_ledger_nor_checkpoint_is_left_is_refused(
 
 
 def test_a_life_that_is_killed_before_its_start_leaves_no_run(corpus, tmp_path, train_here):
-    """Its ledger has half a line, its folder what else a life makes: the next one begins."""
+    """With half a line in its ledger and the other files of a life, the next life begins."""
     run = tmp_path / "run"
     (run / "checkpoints/.tmp").mkdir(parents=True)
     (run / "faults").mkdir()
@@ -202,7 +199,7 @@ def test_a_life_that_is_killed_before_its_start_leaves_no_run(corpus, tmp_path, 
 
 
 def test_a_folder_that_is_something_else_is_refused(corpus, tmp_path, train_here, capsys):
-    """A dataset, or a model: nobody is told to delete a file of it, and nothing is written."""
+    """A dataset or a model: nothing is written, and no message suggests to delete a file."""
     data, model = tmp_path / "data", tmp_path / "model"
     shutil.copytree(corpus, data)
     model.mkdir()
@@ -217,8 +214,8 @@ def test_a_folder_that_is_something_else_is_refused(corpus, tmp_path, train_here
         assert said in error and "remove" not in error and sorted(folder.rglob("*")) == there
 
 
-def test_a_run_that_says_no_configuration_is_refused(run_dir, goes_on, capsys):
-    """As one of version 0.1.0: nothing of it is taken up, and by no command."""
+def test_a_run_without_a_configuration_is_refused(run_dir, goes_on, capsys):
+    """No command uses anything of such a run, for example of version 0.1.0."""
     new = (HASH, "sums", "config", "run_id")
     events = [{k: v for k, v in it.items() if k not in new} for it in read_ledger(run_dir)]
     (run_dir / "ledger.jsonl").write_text("".join(json.dumps(it) + "\n" for it in events))
@@ -226,7 +223,7 @@ def test_a_run_that_says_no_configuration_is_refused(run_dir, goes_on, capsys):
         manifest = {k: v for k, v in store.unsealed(path).items() if k not in new}
         (path / store.MANIFEST).write_bytes(store._seal(manifest))
     assert goes_on() == 4 and "none is valid" in capsys.readouterr().err
-    wanted = f"{run_dir}: no ledger.jsonl and no checkpoint says the configuration of the run"
+    wanted = f"{run_dir}: neither ledger.jsonl nor a checkpoint has the configuration of the run"
     for command in (["sample"], ["checkpoints", "--export", str(run_dir / "out")]):
         done = CliRunner().invoke(cli, [command[0], str(run_dir), *command[1:]])
         assert done.exit_code == 2 and wanted in done.stderr
@@ -249,7 +246,7 @@ IN_BOOKS = ("ledger.jsonl", "log.1.jsonl", "finished.json", "lease.json", "datas
 
 
 def oddly(run_dir: Path, odd) -> None:
-    """Of each book of the run once more its last object, for each field with this value in it."""
+    """Append the last object of ledger, log and copies again, for each field with this value."""
     lease = dict.fromkeys(("owner", "holder", "host", "space", "pid", "started", "job"), "x")
     (run_dir / "lease.json").write_text(json.dumps(lease))
     for name in IN_BOOKS[:2]:
@@ -266,7 +263,7 @@ def oddly(run_dir: Path, odd) -> None:
 
 @pytest.mark.parametrize("odd", ODD)
 def test_no_value_of_a_field_ends_a_command_with_a_traceback(run_dir, begun, corpus, odd):
-    """Those that read the records: they answer, or name what is wrong, and exit as documented."""
+    """Commands that read the records answer, or name the problem, with documented exit codes."""
     oddly(run_dir, ODD[odd])
     for command in (["log"], ["checkpoints"], ["fingerprints", str(begun / "run")]):
         done = CliRunner().invoke(cli, [command[0], str(run_dir), *command[1:]])
@@ -276,8 +273,8 @@ def test_no_value_of_a_field_ends_a_command_with_a_traceback(run_dir, begun, cor
 
 @pytest.mark.parametrize("name", ["ledger.jsonl", "log.1.jsonl", "checkpoints"])
 @pytest.mark.parametrize("link", [False, True])
-def test_what_is_in_the_place_of_a_file_ends_no_command_with_a_traceback(run_dir, name, link):
-    """A folder, or a link that leads to itself: it is named, with the fix."""
+def test_a_folder_or_link_in_place_of_a_file_ends_no_command_with_a_traceback(run_dir, name, link):
+    """A folder, or a link to itself, is named with the fix."""
     (run_dir / name).rename(run_dir / "aside")
     (run_dir / name).symlink_to(name) if link else (run_dir / name).mkdir()
     for command in (["log"], ["checkpoints", "--verify"], ["fingerprints", str(run_dir)]):
@@ -290,7 +287,7 @@ def test_what_is_in_the_place_of_a_file_ends_no_command_with_a_traceback(run_dir
 def test_no_value_of_a_field_ends_a_start_with_a_traceback(
     run_dir, goes_on, capsys, monkeypatch, odd
 ):
-    """It goes on, or ends with exit code 2 and the reason, and says what it has left out."""
+    """It continues and reports skipped lines, or ends with exit code 2 and the reason."""
     monkeypatch.setattr("gptddp.run.lease.EXPIRY_S", 0.1)
     oddly(run_dir, ODD[odd])
     assert goes_on() in (0, 2)
@@ -299,7 +296,7 @@ def test_no_value_of_a_field_ends_a_start_with_a_traceback(
 
 @pytest.mark.parametrize("line", [{"step": 10**30, "time": 1.0}, {"step": 9}, {"step": -1}])
 def test_foreign_lines_of_the_log_end_no_start(run_dir, goes_on, line):
-    """They are no steps that are to be done again."""
+    """They do not count as steps to do again."""
     with (run_dir / "log.1.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
     assert goes_on() == 0

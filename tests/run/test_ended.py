@@ -1,4 +1,4 @@
-"""A run that has come to its end: what is said of it, and what goes on."""
+"""A finished run: its message, and how it continues."""
 
 import itertools
 import logging
@@ -14,7 +14,7 @@ from gptddp.training import life as training_life
 
 
 def test_a_run_is_finished_if_a_budget_has_ended_its_newest_life(tmp_path):
-    """Not one that a signal has stopped, that goes on, or of which more is asked for."""
+    """Not if a signal stopped it, if it is running, or if it got a larger budget."""
     asked = Config(run_dir=str(tmp_path))
     stop = {"event": "stop", "step": 3, "tokens": 7, "train_s": 2.0, "cause": "steps"}
     for more, finished in (
@@ -30,7 +30,7 @@ def test_a_run_is_finished_if_a_budget_has_ended_its_newest_life(tmp_path):
         assert bool(run_state.why_finished(asked)) == finished, more
     ledgers.begun(tmp_path, BEGUN, stop)
     assert run_state.why_finished(asked)
-    (tmp_path / "log.2.jsonl").touch()  # a life that the ledger has lost has gone on
+    (tmp_path / "log.2.jsonl").touch()  # a later life, which the ledger lacks
     assert not run_state.why_finished(asked)
     (tmp_path / "log.2.jsonl").unlink()
     assert not run_state.why_finished(Config(run_dir=str(tmp_path), steps=4))
@@ -39,11 +39,9 @@ def test_a_run_is_finished_if_a_budget_has_ended_its_newest_life(tmp_path):
     assert not run_state.why_finished(Config())
 
 
-def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(
-    life, tmp_path, monkeypatch
-):
-    """A run that is stopped, and then ended by fewer steps than it has done: it has val_loss and
-    state_fp, as every last step has."""
+def test_a_last_step_that_was_not_planned_is_evaluated(life, tmp_path, monkeypatch):
+    """A stopped run that is ended by a smaller --steps has val_loss and state_fp at its last step,
+    as every run has."""
     agree, calls = training_life.agree, itertools.count()
 
     def stopped(batch, said, *rest):
@@ -64,16 +62,16 @@ def test_the_last_step_is_evaluated_where_it_was_not_meant_to_be_the_last(
 @pytest.mark.parametrize(
     ("budget", "said", "more"),
     [
-        ({"steps": 3}, "all 3 steps are done: a larger --steps goes on", {"steps": 4}),
+        ({"steps": 3}, "all 3 steps are done; to continue, give a larger --steps", {"steps": 4}),
         (
             {"steps": 100000, "max_time": 0.05},
-            "max_time of 0.05 s is used up: a larger --max-time goes on",
+            "max_time of 0.05 s is used up; to continue, give a larger --max-time",
             {"max_time": 0.0},
         ),
     ],
 )
 def test_a_start_that_has_no_step_to_do_does_nothing(life, tmp_path, caplog, budget, said, more):
-    """It says what goes on; the ledger has nothing of it, so no second is counted for it."""
+    """It prints how to continue. The ledger gets no event, so no seconds are counted."""
     caplog.set_level(logging.INFO)
     run = tmp_path / "run"
     assert life(**BEGUN | budget) == 0

@@ -1,4 +1,4 @@
-"""The log and the ledger of a run, over kills, generations and full disks."""
+"""The log and the ledger of a run survive kills, many generations and full disks."""
 
 import errno
 import json
@@ -41,7 +41,7 @@ def generations(run_dir):
 
 
 def test_round_trip(tmp_path):
-    """Each line comes back as it was written; a non-finite number as null, which JSON has."""
+    """Each line is read as it was written, with null for a non-finite number."""
     log = RunLog(tmp_path, 1)
     line = {"step": 1, "loss": 0.1 + 0.2, "batch_fp": "00ff00ff00ff00ff", "time": 1.79e9}
     log.append(line)
@@ -52,7 +52,7 @@ def test_round_trip(tmp_path):
 
 
 def test_history_takes_the_highest_generation_of_each_step(tmp_path):
-    """Steps done again are the newer generation's, the rest the older's, all in order."""
+    """Steps done again are the newer generation's, the others the older's, all in order."""
     write(tmp_path, 1, range(6))
     write(tmp_path, 2, range(2, 5))
     write(tmp_path, 10, range(2, 4))
@@ -61,7 +61,7 @@ def test_history_takes_the_highest_generation_of_each_step(tmp_path):
 
 
 def test_no_log_is_read_for_steps_before_the_first(tmp_path):
-    """A short run with many lives is not read whole; a foreign line takes no step's place."""
+    """A short run with many lives is not read in full, and an invalid line replaces no step."""
     for life, steps in ((1, [1, 2, 3]), (2, [1, 2, 3]), (3, [0, 2, 3])):
         write(tmp_path, life, steps)
     read: list[str] = []
@@ -71,8 +71,8 @@ def test_no_log_is_read_for_steps_before_the_first(tmp_path):
 
 
 def test_a_part_of_the_history_is_its_end(tmp_path):
-    """From any step on, also where a failed fsync has had lines written again, and where a life
-    has completed the log of the one before; and the last step of all is known."""
+    """History can begin at any step, even with lines that were written again after a failed fsync,
+    or by the next life; and the last step of all is known."""
     write(tmp_path, 1, [1, 2, 3, 4, 2, 3, 4, 5, 5, 6])
     write(tmp_path, 2, [3, 4])
     with open(tmp_path / "log.2.jsonl", "ab") as file:
@@ -84,7 +84,7 @@ def test_a_part_of_the_history_is_its_end(tmp_path):
     )
     complete(
         tmp_path, log, [{"step": 8, "time": 1.0, "new": 1}, {"step": 9}], 8
-    )  # the last is not done
+    )  # step 9 is not done
     log.close()
     whole = list(history(tmp_path))
     assert [(line["step"], line.get("generation")) for line in whole] == [
@@ -95,8 +95,8 @@ def test_a_part_of_the_history_is_its_end(tmp_path):
     assert last_step(tmp_path) == 8 and last_step(tmp_path / "absent") == 0
 
 
-def test_lines_that_memory_has_kept_count_before_those_of_another_run(tmp_path):
-    """A foreign log has lines of the same steps: those that were done are logged all the same."""
+def test_lines_kept_in_memory_replace_those_of_another_run(tmp_path):
+    """If another run's log has the same steps, the steps that were done are still logged."""
     write(tmp_path, 1, [1, 2], chain_fp="a")
     write(tmp_path, 2, [3, 4], chain_fp="foreign")
     kept = [{"step": step, "loss": 0.0, "generation": 2, "chain_fp": "a"} for step in (3, 4)]
@@ -106,8 +106,8 @@ def test_lines_that_memory_has_kept_count_before_those_of_another_run(tmp_path):
     assert [line["chain_fp"] for line in history(tmp_path)] == ["a"] * 4
 
 
-def test_events_that_memory_has_kept_are_added_once(tmp_path):
-    """Also those of lives before the newest, and behind its start, as a late save adds them."""
+def test_events_kept_in_memory_are_added_once(tmp_path):
+    """Also events of earlier lives, and events after the newest start, as from a late save."""
     ledger = Ledger(tmp_path)
     for life in (1, 2, 3):
         ledger.event("start", life)
@@ -120,8 +120,8 @@ def test_events_that_memory_has_kept_are_added_once(tmp_path):
 
 
 @pytest.mark.parametrize("tail", [b'{"step": 3, "lo', b'{"step": 3', b"\0\0\0", b"7\n", b"\xff\n"])
-def test_torn_lines_are_left_out(tmp_path, tail):
-    """What a killed writer or a crashed disk leaves at the end is no line."""
+def test_torn_lines_are_skipped(tmp_path, tail):
+    """The torn end of a file, from a killed writer or a crashed disk, is not a line."""
     write(tmp_path, 1, range(3))
     with open(tmp_path / "log.1.jsonl", "ab") as file:
         file.write(tail)
@@ -131,7 +131,7 @@ def test_torn_lines_are_left_out(tmp_path, tail):
 
 
 def test_a_line_is_with_the_system_at_once(tmp_path):
-    """SIGKILL a moment after `append` loses nothing, though no `sync` was called."""
+    """SIGKILL right after `append` loses no line, even without `sync`."""
     code = (
         "import os, sys, time; from gptddp.run.history import RunLog\n"
         "log = RunLog(sys.argv[1], 1)\n"
@@ -144,12 +144,12 @@ def test_a_line_is_with_the_system_at_once(tmp_path):
 
 
 def test_a_full_disk_delays_lines_and_raises_only_from_sync(tmp_path, monkeypatch):
-    """Lines wait in memory through an outage, which has a name; all follow in order after it."""
+    """Lines wait in memory through an outage, which `trouble` reports, and follow in order."""
     log = RunLog(tmp_path, 1)
     log.append({"step": 0})
     assert log.settle(30)
     write_some = os.write
-    room = 17  # bytes left: one line and a part of the next
+    room = 17  # free bytes: one line and a part of the next
 
     def nearly_full(fd, data):
         nonlocal room
@@ -174,7 +174,7 @@ def test_a_full_disk_delays_lines_and_raises_only_from_sync(tmp_path, monkeypatc
 
 
 def test_lines_that_an_fsync_has_lost_are_written_again(tmp_path, monkeypatch):
-    """A network file system takes lines, fails their fsync and drops them: they come again."""
+    """A network file system accepts lines, fails their fsync and drops them."""
     log = RunLog(tmp_path, 1)
     log.append({"step": 1})
     log.sync()
@@ -194,7 +194,7 @@ def test_lines_that_an_fsync_has_lost_are_written_again(tmp_path, monkeypatch):
 
 
 def test_a_hanging_disk_holds_up_nobody(tmp_path, monkeypatch):
-    """`append` and `close` return while a write hangs; a step waits for the events before it."""
+    """`append` and `close` return while a write hangs; a step waits for earlier events."""
     monkeypatch.setattr(lines, "RETRY_S", 0.01)
     opened, real = threading.Event(), os.fsync
 
@@ -210,7 +210,7 @@ def test_a_hanging_disk_holds_up_nobody(tmp_path, monkeypatch):
         log.append({"step": step})
     log.close(0.1)
     assert not ledger.settle(0.1) and list(history(tmp_path)) == []
-    assert "has taken nothing" in log.trouble(0.05) and log.trouble(60) is None
+    assert "the disk has hung" in log.trouble(0.05) and log.trouble(60) is None
     opened.set()
     log.sync()
     assert len(list(history(tmp_path))) == 100 and len(read_ledger(tmp_path)) == 1
@@ -237,8 +237,8 @@ ledger.sync()
 
 
 def test_two_machines_write_one_ledger(tmp_path, spawn):
-    """Each writes where it believes the end to be, as on NFS, which has no atomic append: all
-    events of both are there, and every line is whole."""
+    """Each writes at its own idea of the end, as on NFS, which has no atomic append: all events of
+    both exist, and every line is whole."""
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     command = [sys.executable, "-c", WITHOUT_APPEND, str(tmp_path)]
     both = [spawn([*command, str(life)], **pipes) for life in (1, 2)]
@@ -253,8 +253,8 @@ def test_two_machines_write_one_ledger(tmp_path, spawn):
     assert not summary.read(tmp_path).left_out
 
 
-def test_a_ledger_waits_for_no_process_that_is_stopped(tmp_path, monkeypatch):
-    """One that was stopped while it appended, of a life that is over: the events come after it."""
+def test_a_ledger_does_not_wait_for_a_stopped_process(tmp_path, monkeypatch):
+    """A process of an old life was stopped during an append: new events follow its line."""
     monkeypatch.setattr(lines, "LOCK_S", 0.05)
     event(tmp_path, "start", 1)
     holder = lock(tmp_path / "ledger.jsonl")
@@ -264,7 +264,7 @@ def test_a_ledger_waits_for_no_process_that_is_stopped(tmp_path, monkeypatch):
 
 
 def test_ledger(tmp_path):
-    """Events come back in order, with their time and fields, over several lives; no other line."""
+    """Events are read in order, with time and fields, over several lives, and no other lines."""
     event(tmp_path, "start", 1, world_size=4)
     with open(tmp_path / "ledger.jsonl", "ab") as file:
         file.write(b'{"event": "start"}\n7\n{"event": "diverged", "generation": "9"}\n')
@@ -277,7 +277,7 @@ def test_ledger(tmp_path):
 
 
 def test_highest_generation(tmp_path):
-    """That of every trace which a life may have left, and 0 for a new run."""
+    """It counts every record that a life may have written, and is 0 for a new run."""
     assert highest_generation(tmp_path / "absent") == highest_generation(tmp_path) == 0
     traces = [
         "log.2.jsonl",

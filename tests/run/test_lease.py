@@ -1,4 +1,4 @@
-"""One job at a time on a run directory: real processes that hold it, die, stop, and come late.
+"""One job at a time holds a run directory: real processes hold it, die, stop, and come late.
 
 Fault 28 of the fault table; tests/training/test_fence.py has the late writer.
 """
@@ -48,7 +48,7 @@ mine.release()
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """The waiting of a test's own takes a second, not twelve."""
+    """Waits within the test process take a second, not twelve."""
     monkeypatch.setattr(lease, "PERIOD_S", PERIOD_S)
     monkeypatch.setattr(lease, "EXPIRY_S", EXPIRY_S)
 
@@ -63,7 +63,7 @@ def holder(tmp_path, spawn):
 
 @pytest.fixture
 def acquire(tmp_path):
-    """acquire(job, life, *lives that it follows) -> this process's lease, to the test's end."""
+    """acquire(job, life, *lives that it follows) -> this process's lease, until the test ends."""
     held = []
 
     def take(job=None, life="", *follows):
@@ -81,7 +81,7 @@ def word(process):
 
 
 def ask(process):
-    """What a holder finds when it reads its lease."""
+    """The result when a holder checks its lease."""
     process.stdin.write("\n")
     process.stdin.flush()
     return word(process)
@@ -91,9 +91,9 @@ def edit(path, **fields):
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def test_of_several_that_wait_one_takes_over(tmp_path, holder):
-    """The lease of a machine that is gone runs out for four at once: one has it, three are told
-    who has it and what to do; a clean end leaves nothing."""
+def test_one_of_several_waiting_processes_takes_over(tmp_path, holder):
+    """The lease of a dead machine expires for four at once: one takes over, three are refused with
+    the holder and the fix; a clean end leaves no file."""
     first = holder()
     assert word(first) == "held"
     first.kill()
@@ -105,7 +105,7 @@ def test_of_several_that_wait_one_takes_over(tmp_path, holder):
     process = processes[words.index("held")]
     for text in words:
         if text != "held":
-            assert f"run {tmp_path} is in use by a training on host" in text
+            assert f"run {tmp_path} is in use by a job without a name on host" in text
             assert f"(process {process.pid})" in text and "--run-dir" in text
     err = process.communicate("")[1]
     waits = f"waiting {EXPIRY_S:.0f} s to see whether job old at host:1 on host"
@@ -113,7 +113,8 @@ def test_of_several_that_wait_one_takes_over(tmp_path, holder):
 
 
 def test_a_killed_holder_is_followed_at_once(holder, acquire, caplog):
-    """On one machine nobody waits for the dead, a zombie or reaped, whatever has its pid now."""
+    """On one machine nobody waits for a dead process, zombie or reaped, even if its pid is
+    reused."""
     first = holder("job at a:1")
     assert word(first) == "held"
     os.kill(first.pid, signal.SIGKILL)
@@ -125,24 +126,24 @@ def test_a_killed_holder_is_followed_at_once(holder, acquire, caplog):
 
 
 def test_the_same_job_takes_over_at_once(holder, acquire, caplog):
-    """A later life of a job has the run at once; the one before finds out, and is over."""
+    """A later life of a job gets the run at once; the earlier one notices it, and ends."""
     first = holder("job at a:1", "life 1")
     assert word(first) == "held" and ask(first) == "mine"
     mine = acquire("job at a:1", "life 3", "life 1", "life 2")
     assert f"(process {os.getpid()}) has taken over the run" in ask(first)
-    first.communicate()  # its release leaves the successor's lease alone
+    first.communicate()  # its release does not remove the successor's lease
     mine.check()
     assert caplog.text == ""
 
 
 def waits(process):
-    """The line by which it says that it waits, and for whom."""
+    """The log line that a process waits, and for which holder."""
     return next(line for line in process.stderr if "waiting as long as" in line)
 
 
 def test_two_halves_of_a_job_do_not_take_the_run_from_each_other(holder, acquire, tmp_path):
-    """Both know the life before the cut: one has the run at once, the other says who has it, and
-    waits until that one is gone. A member that comes over takes the run with it, once."""
+    """Both follow the life before the cut: one gets the run at once, the other names it and waits
+    for its end. A member that changes sides takes the run with it, once."""
     before = holder("job", "life 1")
     assert word(before) == "held"
     one = holder("job", "life 2", "life 1")
@@ -151,7 +152,7 @@ def test_two_halves_of_a_job_do_not_take_the_run_from_each_other(holder, acquire
     assert f"(process {one.pid}) renews" in waits(other)
     joined = holder("job", "life 4", "life 1", "life 2")  # with a member of `one`
     assert word(joined) == "held" and "taken over" in ask(one)
-    rest = holder("job", "life 5", "life 1", "life 2")  # what is left of it
+    rest = holder("job", "life 5", "life 1", "life 2")  # the rest of it
     assert f"(process {joined.pid}) renews" in waits(rest)
     time.sleep(1.5 * EXPIRY_S)
     assert ask(joined) == "mine" and other.poll() is None
@@ -160,8 +161,8 @@ def test_two_halves_of_a_job_do_not_take_the_run_from_each_other(holder, acquire
 
 
 def test_two_jobs_of_one_name_do_not_take_the_run_from_each_other(holder):
-    """One manifest in two clusters: the second has no life in common with the first, and waits,
-    says for whom and what to do; it has the run when the first has ended."""
+    """With one manifest in two clusters, the second job has no life in common with the first: it
+    waits, names the holder and the fix, and gets the run when the first has ended."""
     first = holder("job at a:1", "life 1")
     assert word(first) == "held"
     second = holder("job at a:1", "life 2")
@@ -174,7 +175,7 @@ def test_two_jobs_of_one_name_do_not_take_the_run_from_each_other(holder):
 
 
 def test_a_lease_that_is_just_being_written_refuses_nobody(tmp_path, acquire):
-    """The job that is waited for begins another life: for a moment its new lease is empty."""
+    """If the holder's job begins another life, its new lease is empty for a moment."""
     first = acquire("job", "life 1")
     edit(tmp_path / LEASE, space="another machine")
     claim = lease.Claim(tmp_path, "job", "life 2")
@@ -186,8 +187,8 @@ def test_a_lease_that_is_just_being_written_refuses_nobody(tmp_path, acquire):
         assert claim.poll(0) is None
 
 
-def test_a_lease_that_is_just_being_replaced_is_nobody_elses(tmp_path, acquire):
-    """The next life of who is waited for takes its old lease away before it writes its own."""
+def test_a_lease_that_is_just_being_replaced_is_not_free(tmp_path, acquire):
+    """The holder's next life removes the old lease before it writes its own."""
     first = acquire("job", "life 1")
     edit(tmp_path / LEASE, space="another machine")
     claim = lease.Claim(tmp_path, "job", "life 2")
@@ -203,7 +204,7 @@ def test_a_lease_that_is_just_being_replaced_is_nobody_elses(tmp_path, acquire):
 
 
 def test_a_directory_that_becomes_unusable_during_the_wait(tmp_path, holder, monkeypatch, caplog):
-    """It is told and waited for: nobody takes over what he could not look at for as long."""
+    """It is reported, and the wait begins again: nobody takes over a lease that it cannot read."""
     first = holder("job", "life 1")
     assert word(first) == "held"
     edit(tmp_path / LEASE, space="another machine")
@@ -228,8 +229,8 @@ def test_a_directory_that_becomes_unusable_during_the_wait(tmp_path, holder, mon
 
 
 def test_the_silence_of_a_holder_counts_as_time_without_a_touch(tmp_path, holder):
-    """Who has not been heard for half of the time is waited for the other half; one that is alive
-    touches its lease meanwhile, and keeps it."""
+    """After half of the time in silence, only the other half is waited for. A living holder touches
+    its lease meanwhile, and keeps it."""
     first = holder("job", "life 1")
     assert word(first) == "held"
     edit(tmp_path / LEASE, space="another machine")
@@ -244,15 +245,15 @@ def test_the_silence_of_a_holder_counts_as_time_without_a_touch(tmp_path, holder
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"\xff\0", b'{"owner": 1}', b"x" * 9999])
-def test_a_torn_or_foreign_lease_runs_out(tmp_path, acquire, caplog, text):
-    """What cannot be understood is no crash and no lock for ever: it is waited out, with a word."""
+def test_a_torn_or_foreign_lease_expires(tmp_path, acquire, caplog, text):
+    """An invalid lease is neither a crash nor a lock forever: it expires, with a warning."""
     (tmp_path / LEASE).write_bytes(text)
     acquire().check()
-    assert "which is damaged" in caplog.text and caplog.text.count("waiting") == 1
+    assert "the damaged" in caplog.text and caplog.text.count("waiting") == 1
 
 
 def test_killed_at_every_system_call(tmp_path, acquire):
-    """A process killed anywhere while it takes over leaves nothing that keeps the next one out."""
+    """A process killed anywhere in a takeover does not block the next one."""
     take = f"Claim(Path({str(tmp_path)!r}), 'job', 'life 2', ['life 1']).poll(0)"
     for point in range(1, 30):
         acquire("job", "life 1").close()
@@ -267,7 +268,8 @@ def test_killed_at_every_system_call(tmp_path, acquire):
 
 
 def test_a_lease_that_cannot_be_renewed(acquire, holder, monkeypatch, caplog):
-    """A read-only disk: one warning, the holder goes on; when another has taken over, it stops."""
+    """On a read-only disk there is one warning, and the holder continues until another takes
+    over."""
     mine = acquire("one at a:1")
 
     def fails(*_args):
@@ -278,7 +280,7 @@ def test_a_lease_that_cannot_be_renewed(acquire, holder, monkeypatch, caplog):
     time.sleep(3 * PERIOD_S)
     mine.check()
     assert caplog.text.count("cannot be renewed") == 1
-    second = holder("two at b:1")  # this process lives, but its lease stands still
+    second = holder("two at b:1")  # this process lives, but cannot touch its lease
     assert word(second) == "held"
     with pytest.raises(Superseded, match="two at b:1"):
         mine.check()
@@ -286,7 +288,7 @@ def test_a_lease_that_cannot_be_renewed(acquire, holder, monkeypatch, caplog):
 
 
 def test_a_lease_removed_or_damaged_by_hand(acquire, holder):
-    """The holder makes it again, and renews what is no other's: the run stays its own."""
+    """The holder creates it again, or keeps renewing it: the run stays its own."""
     mine = acquire("one at a:1")
     mine.path.unlink()
     time.sleep(3 * PERIOD_S)
@@ -296,8 +298,8 @@ def test_a_lease_removed_or_damaged_by_hand(acquire, holder):
     mine.check()
 
 
-def test_an_unusable_directory_is_told(tmp_path):
-    """A folder in the lease's place is the user's mistake, not a traceback."""
+def test_an_unusable_directory_is_reported(tmp_path):
+    """A folder in place of the lease is the user's mistake, not a traceback."""
     from gptddp.config import Config
     from gptddp.training.begin import take_run
 

@@ -1,4 +1,5 @@
-"""A log that is not whole, or not this run's, is not printed and compared as if it were."""
+"""An incomplete log, or one with lines of another run, is reported when it is printed or
+compared."""
 
 import json
 import re
@@ -49,18 +50,18 @@ def run(tmp_path) -> Path:
 
 
 def said(run: Path, command: str = "log") -> str:
-    """What the command says on stderr; its exit code fits."""
+    """The stderr of a command, whose exit code is also checked."""
     runs = [str(run)] * (1 if command == "log" else 2)
     done = CliRunner().invoke(cli, [command, *runs])
     assert done.exception is None or isinstance(done.exception, SystemExit)
     assert done.exit_code == (1 if done.stderr and command == "log" else 0)
-    assert done.stdout  # what there is, all the same
+    assert done.stdout  # the existing lines are printed anyway
     return done.stderr
 
 
-def test_a_whole_log_is_that_of_any_lives(run):
-    """Steps done again, a life that is not as far as one before it, a late
-    event of a life that is over, and one of a branch that the run has left."""
+def test_a_complete_log_may_be_of_any_lives(run):
+    """Steps done again, a life that ends before an earlier one, a late event of an old life, and a
+    discarded branch are no errors."""
     assert said(run) == said(run, "fingerprints") == ""
     (run / "log.5.jsonl").write_text(lines(range(26, 29)))
     left = event("checkpoint", 3, 39, THEIRS) + event("checkpoint", 5, 28)
@@ -104,7 +105,7 @@ DAMAGE = {
         lambda run: (run / "log.3.jsonl").write_text(
             lines(range(21, 31)) + f'{{"step": {10**30}}}\n{{"step": -7}}'
         ),
-        "generation 3 has a line of step -7; generation 3 has a line of step 10000000",
+        "generation 3 has a line of invalid step -7; generation 3 has a line of invalid step 1000",
     ),
     "torn": (
         lambda run: (run / "log.3.jsonl").write_text(lines(range(21, 31)).replace("}", "", 1)),
@@ -114,29 +115,29 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_is_missing_or_foreign_is_named(run, damage):
-    """With the first and the last step; by `log` with exit code 1, and beside the comparison of
-    `fingerprints`; the files are as they were."""
+def test_missing_and_foreign_lines_are_named(run, damage):
+    """With the first and the last step; `log` ends with exit code 1, `fingerprints` still compares,
+    and the files do not change."""
     do, wanted = DAMAGE[damage]
     do(run)
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     assert re.search(wanted, said(run)), said(run)
-    assert f"the log of run {run} is not whole" in said(run)
-    if damage != "no step":  # which has no fingerprints to compare
+    assert f"the log of run {run} is incomplete" in said(run)
+    if damage != "no step":  # it has no fingerprints to compare
         assert re.search(wanted, said(run, "fingerprints"))
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
-def test_a_state_that_the_ledger_has_otherwise_is_named(run):
-    """A log of the same rows, and of another learning rate; what is no fingerprint, too. Not of a
-    branch that the run has left, nor where an event or a line has none."""
+def test_a_state_that_differs_from_the_ledger_is_named(run):
+    """A log of the same rows with another learning rate, or an invalid fingerprint. Discarded
+    branches, and events or lines without a fingerprint, do not count."""
     made = [json.loads(line) for line in lines(range(21, 31)).splitlines()]
     made[9]["state_fp"] = f"{7:016x}"
     (run / "log.3.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
     ledger = run / "ledger.jsonl"
     before = ledger.read_text()
-    left = event("checkpoint", 2, 29, state_fp=f"{9:016x}")  # life 3 has begun from step 20
-    for value in (f"{7:016x}", None):  # the start of life 4 has none at all
+    left = event("checkpoint", 2, 29, state_fp=f"{9:016x}")  # life 3 began from step 20
+    for value in (f"{7:016x}", None):  # the start of life 4 has no state_fp
         ledger.write_text(before + left + event("checkpoint", 3, 30, state_fp=value))
         assert said(run) == said(run, "fingerprints") == ""
     wanted = "step 30 (generation 3) has another state_fp than ledger.jsonl:"
@@ -146,8 +147,8 @@ def test_a_state_that_the_ledger_has_otherwise_is_named(run):
         assert wanted in said(run) and wanted in said(run, "fingerprints")
 
 
-def test_a_life_that_goes_on_while_others_are_read_is_no_gap(run, monkeypatch):
-    """A reader has read its log, it logs more and ends, and the next one begins."""
+def test_a_life_that_logs_during_the_read_is_no_gap(run, monkeypatch):
+    """After a reader has read its log, a life logs more and ends, and the next one begins."""
     (run / "log.3.jsonl").write_text(lines(range(21, 26)))
     (run / "log.4.jsonl").unlink()
     real = history.lines_of

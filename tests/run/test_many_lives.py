@@ -1,4 +1,4 @@
-"""A run of ten thousand lives: a start reads its newest files from their ends, and no more."""
+"""A start of a run with ten thousand lives reads only the ends of its newest files."""
 
 import json
 import random
@@ -13,7 +13,7 @@ from gptddp.run.summary import HASH, Summary, hash_of
 
 
 def a_start(life: int, sums: Summary, **fields) -> dict:
-    """As the recorder writes it: the sums are of all before it, itself included."""
+    """A start as the recorder writes it, with the sums of all earlier events and of itself."""
     event = {"event": "start", "time": 1e9 + life, "generation": life, **fields}
     sums.add(event)
     event |= {"sums": sums.sums()}
@@ -26,7 +26,7 @@ def append(run: Path, *events: dict) -> None:
 
 
 def aged(run: Path, lives: int, seed: int = 1) -> Path:
-    """A run whose lives have gone back and forth, and left torn ends."""
+    """A run whose lives have gone back and forth, and have torn ends."""
     run.mkdir()
     sums, events, step, size = Summary(), [], 0, 0
     choose = random.Random(seed)
@@ -50,7 +50,7 @@ def aged(run: Path, lives: int, seed: int = 1) -> Path:
 
 
 def bytes_read() -> int:
-    """By this process so far, from wherever the system had them."""
+    """Bytes that this process has read so far, from disk or cache."""
     return int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])
 
 
@@ -70,14 +70,14 @@ def start_reads(run: Path, lives: int) -> int:
 
 
 def test_a_start_reads_no_more_of_an_old_run(tmp_path):
-    """After ten thousand lives as little as after a hundred."""
+    """After ten thousand lives it reads as little as after a hundred."""
     few = start_reads(aged(tmp_path / "few", 100), 100)
     many = start_reads(aged(tmp_path / "many", 10_000), 10_000)
     assert many < 1.5 * few < 200_000, (few, many)
 
 
 def without_sums(run: Path) -> Summary:
-    """The state by all events of the ledger, one after the other."""
+    """The state from all events of the ledger, one after the other."""
     found = Summary()
     for event in history.read_ledger(run):
         found.add(event)
@@ -87,7 +87,7 @@ def without_sums(run: Path) -> Summary:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_sums_of_the_newest_start_are_those_of_all_events(tmp_path, seed):
-    """Of runs, commits, decisions, rank-seconds; also with what comes after that start."""
+    """For runs, commits, decisions and rank-seconds, with the events after that start."""
     run = aged(tmp_path / "run", 40, seed)
     assert summary.read(run) == without_sums(run)
     of = {"time": 2e9, "generation": 40}
@@ -111,8 +111,8 @@ def test_the_sums_of_the_newest_start_are_those_of_all_events(tmp_path, seed):
     assert found.finished is None and found.commits == []
 
 
-def test_an_event_that_comes_while_a_life_begins_is_not_lost(tmp_path):
-    """A late save of another pod, after this life has read the ledger and before its start."""
+def test_an_event_during_the_start_of_a_life_is_not_lost(tmp_path):
+    """Another pod saves late, after this life has read the ledger and before its start event."""
     run = aged(tmp_path / "run", 3)
     sums = summary.read(run)
     late = {"event": "checkpoint", "name": "step-000000000099.3", "time": 1.5, "generation": 3}
@@ -120,8 +120,8 @@ def test_an_event_that_comes_while_a_life_begins_is_not_lost(tmp_path):
     assert summary.read(run).commits[-1] == late["name"]
 
 
-def test_a_line_that_is_being_written_is_counted_when_it_is_whole(tmp_path):
-    """It is no damage, and no start has its bytes in its sums."""
+def test_a_line_that_is_being_written_counts_once_it_is_complete(tmp_path):
+    """It is not damage, and no start has its bytes in its sums."""
     run = aged(tmp_path / "run", 3)
     whole, text = summary.read(run), json.dumps({"event": "stop", "time": 2.0, "generation": 3})
     with (run / LEDGER).open("a") as ledger:
@@ -133,8 +133,8 @@ def test_a_line_that_is_being_written_is_counted_when_it_is_whole(tmp_path):
 
 
 @pytest.mark.parametrize("order", [[2], [2, 1], [1, 2, 1], [2, 2]])
-def test_a_start_that_comes_late_is_no_newer_for_it(tmp_path, order):
-    """Memory has kept it through an outage, or its life does not know that it is over."""
+def test_a_late_start_is_not_the_newest(tmp_path, order):
+    """It was kept in memory during an outage, or is of a superseded life that still runs."""
     run = aged(tmp_path / "run", 1)
     starts = {life: a_start(life, summary.read(run), config={"keep": life}) for life in (1, 2)}
     append(run, *(starts[life] for life in order))
@@ -144,7 +144,7 @@ def test_a_start_that_comes_late_is_no_newer_for_it(tmp_path, order):
 
 
 def test_a_damaged_start_does_not_count(tmp_path):
-    """The one before it does, with all events since; the line is named."""
+    """The start before it counts, with all events since; the damaged line is named."""
     run = aged(tmp_path / "run", 4)
     lines = (run / LEDGER).read_text().splitlines(keepends=True)
     wanted = summary.read(run)

@@ -1,4 +1,4 @@
-"""One bit of the ledger is flipped: no hyperparameter is another one."""
+"""A flipped bit in the ledger changes no hyperparameter."""
 
 import pytest
 from support.field_values import BEGUN
@@ -11,18 +11,18 @@ from gptddp.run.history import read_ledger
 
 @pytest.fixture
 def run(life, tmp_path):
-    """A run whose second life has changed a field."""
+    """A run whose second life changed a field."""
     assert life(**BEGUN) == 0 and life(steps=4, keep=9) == 0
     return tmp_path / "run"
 
 
 def at_a_start(run) -> dict:
-    """The fields of the run, as the next life and its launcher have them."""
+    """The fields of the run for the next life and its launcher."""
     return of_run(run_state.in_force(Config(run_dir=str(run))))
 
 
 def test_one_bit_changes_no_hyperparameter(run):
-    """A start has a hash. Without it the newest checkpoint counts, where it is newer."""
+    """A damaged start does not match its hash; the newest checkpoint counts if it is newer."""
     path, fields = run / "ledger.jsonl", at_a_start(run)
     whole, left_out = path.read_bytes(), 0
     begin = whole.rindex(b'"config"')
@@ -37,7 +37,7 @@ def test_one_bit_changes_no_hyperparameter(run):
 
 
 def test_a_lost_start_of_the_ledger_undoes_no_change(run, life, caplog):
-    """The line that has the newest configuration; the next life records it again."""
+    """It has the newest configuration; the next life records it again."""
     fields, ledger = at_a_start(run), run / "ledger.jsonl"
     lines = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(line for line in lines if '"keep": 9' not in line))

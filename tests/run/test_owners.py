@@ -1,4 +1,4 @@
-"""Every rank-second of a run has an owner, and an injected delay is found where it was."""
+"""Every rank-second of a run has a category, and an injected delay is found in its own."""
 
 import json
 import math
@@ -38,7 +38,7 @@ sys.exit(train.main(sys.argv[1:]))
 
 @pytest.fixture(scope="module")
 def delayed(corpus, tmp_path_factory):
-    """The folder of that run, and its rank-seconds by owner."""
+    """The folder of a run with these delays, and its rank-seconds by category."""
     run = tmp_path_factory.mktemp("delayed") / "run"
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run), "--steps", "8"]
     flags += ["--checkpoint-every", "0.01"]
@@ -48,10 +48,11 @@ def delayed(corpus, tmp_path_factory):
 
 
 @pytest.mark.alone
-def test_a_delay_is_owned_by_what_was_late_and_by_those_who_waited(delayed):
-    """2 s each in one rank's rows, the other's step, its save, its records, and all's evaluation.
+def test_a_delay_counts_in_its_category_and_as_waiting(delayed):
+    """2 s each in one rank's rows, the other's step, its save, its records, and all ranks'
+    evaluation.
 
-    That each has waited for the other in one step is no transport of sums.
+    The wait of the other rank counts as waiting, not as the exchange of sums.
     """
     owned = delayed[1]
     assert owned["data"] == pytest.approx(2.0, abs=0.2)
@@ -64,7 +65,7 @@ def test_a_delay_is_owned_by_what_was_late_and_by_those_who_waited(delayed):
 
 
 @pytest.mark.alone
-def test_the_owners_add_up_to_the_ranks_times_the_elapsed_time(delayed):
+def test_the_categories_add_up_to_the_ranks_times_the_elapsed_time(delayed):
     """Within a percent, from the start of the trainers to the recorded end."""
     run, owned = delayed
     start, *_, stop = read_ledger(run)
@@ -74,7 +75,7 @@ def test_the_owners_add_up_to_the_ranks_times_the_elapsed_time(delayed):
     assert stop["since_s"] == pytest.approx(elapsed - told, abs=0.05)
 
 
-def test_the_log_has_the_table_now_and_then(delayed):
+def test_the_log_has_the_phases_now_and_then(delayed):
     """In the first line of a life, one number for each rank."""
     first = next(history(delayed[0]))
     assert [len(row) for row in first["phases"].values()] == [2] * len(first["phases"])
@@ -82,7 +83,7 @@ def test_the_log_has_the_table_now_and_then(delayed):
 
 
 def life(generation: int, began: float, world: int, **phases: float) -> dict:
-    """A start, and what the life told later: the same of all ranks."""
+    """A start, and an event with the phases of that life, equal on all ranks."""
     return {
         "start": {"event": "start", "generation": generation, "world_size": world}
         | {"time": began + phases["init"], "seconds": phases["init"]},
@@ -91,7 +92,7 @@ def life(generation: int, began: float, world: int, **phases: float) -> dict:
 
 
 def owned_by(*events: dict) -> dict[str, float]:
-    """What is not 0, by owner."""
+    """The rank-seconds that are not 0, by category."""
     owners = Owners()
     for event in events:
         owners.add(event)
@@ -99,8 +100,8 @@ def owned_by(*events: dict) -> dict[str, float]:
     return {owner: it for owner, it in owners.so_far().items() if it}
 
 
-def test_a_fault_and_a_stop_between_lives_have_owners():
-    """Three ranks, of which one is lost; two go on and are stopped; another day three begin."""
+def test_a_fault_and_a_stop_between_lives_have_categories():
+    """One of three ranks is lost; two continue and are stopped; three begin on another day."""
     one = life(1, 1000.0, 3, init=2.0, step=50.0, wait=8.0)
     two = life(2, 1065.0, 2, init=1.0, redo=4.0, step=15.0)
     three = life(3, 2000.0, 3, init=2.0, step=10.0)
@@ -126,7 +127,7 @@ def test_a_fault_and_a_stop_between_lives_have_owners():
 
 
 def test_goodput_begins_with_the_first_fault():
-    """Not with a stop: until then it would say no more than how old the run is."""
+    """Not with a stop: before a fault it would only show the age of the run."""
     one = life(1, 1000.0, 2, init=2.0, step=8.0)
     two = life(2, 2000.0, 2, init=1.0, step=9.0)
     stop = {"event": "stop", "generation": 1, "time": 1010.0, "phases": one["phases"]}
@@ -139,7 +140,7 @@ def test_goodput_begins_with_the_first_fault():
 
 
 def test_ranks_that_begin_later_do_not_change_the_sum():
-    """The seconds in which one of them is not there yet belong to the start."""
+    """The seconds before such a rank begins count as start."""
     start = {"event": "start", "generation": 1, "world_size": 2, "time": 1002.0, "seconds": 2.0}
     phases = {"init": [2.0, 1.5], "step": [10.0, 10.0]}
     stop = {"event": "stop", "generation": 1, "time": 1012.0, "phases": phases}
@@ -151,18 +152,18 @@ def test_ranks_that_begin_later_do_not_change_the_sum():
     [
         *("x", {"step": 3}, {"step": ["a", "b"]}, {"step": []}, None, {"step": [99.0]}),
         *({"step": [99.0] * 3}, {"step": [math.inf, 1.0]}, {"step": [99.0, -1.0]}),
-        {"step": [21.0, 21.0]},  # of earlier, by a late writer
+        {"step": [21.0, 21.0]},  # older ones, by a late writer
     ],
 )
-def test_a_table_that_none_can_be_is_not_counted_and_stops_nothing(phases):
-    """By hand, or of a world of another size."""
+def test_impossible_phases_are_ignored(phases):
+    """Written by hand, or by a world of another size."""
     one = life(1, 1000.0, 2, init=2.0, step=20.0)
     good = {"event": "checkpoint", "generation": 1, "time": 1022.0, "phases": one["phases"]}
     assert owned_by(one["start"], good, good | {"phases": phases}) == owned_by(one["start"], good)
     assert owned_by({"event": "start", "generation": 1}, good) == {}
 
 
-ONE = life(1, 1000.0, 2, init=2.0, step=20.0)  # its phases say what was until 1022
+ONE = life(1, 1000.0, 2, init=2.0, step=20.0)  # its phases cover the time until 1022
 LOST = {"event": "end", "generation": 1, "time": 1041.0, "at": 1030.0, "step": 9}
 SURVIVED = LOST | {"phases": ONE["phases"], "since_s": 8.0, "survived": True}
 AFTER_A_SURVIVOR = {"training": 40, "detection": 16, "start": 4, "recovery": 20}
@@ -173,23 +174,23 @@ DONE = {"training": 56, "start": 4, "recovery": 20}
     ("end", "owned"),
     [
         (SURVIVED, AFTER_A_SURVIVOR),
-        # in its first step: no table was ever agreed on
+        # lost in its first step: no phases were recorded
         (SURVIVED | {"phases": {}, "since_s": 30}, {"detection": 60, "recovery": 20}),
         (SURVIVED | {"survived": False}, DONE),
         # its clock was an hour ahead, or behind
         (SURVIVED | {"at": 4630.0}, AFTER_A_SURVIVOR),
         (SURVIVED | {"at": -2570.0}, AFTER_A_SURVIVOR),
-        # nobody has survived: by its last step in the log
+        # nobody survived: up to its last step in the log
         (LOST | {"phases": ONE["phases"]} | {"survived": False}, DONE),
     ],
 )
-def test_what_was_between_the_last_agreement_and_the_next_life(end, owned):
-    """A survivor waited, or nobody has survived and there were steps; then the world formed."""
+def test_the_time_between_the_last_agreement_and_the_next_life(end, owned):
+    """A survivor waited, or nobody survived and there were steps; then the world formed."""
     assert owned_by(ONE["start"], end, life(2, 1040.0, 2, init=1.0)["start"]) == owned
 
 
-def test_what_a_log_tells_of_a_killed_life_counts_no_second_twice():
-    """Its last table may be older than that of the last save, or of the world before."""
+def test_the_log_of_a_killed_life_counts_no_second_twice():
+    """Its last phases may be older than those of the last save, or of the world before."""
     save = {"event": "checkpoint", "generation": 1, "step": 7, "phases": ONE["phases"]}
     end = LOST | {"phases": {"step": [12.0] * 2}, "since_s": 18.0, "survived": False}
     assert owned_by(ONE["start"], save, end, life(2, 1040.0, 2, init=1.0)["start"]) == DONE
@@ -201,8 +202,8 @@ def test_what_a_log_tells_of_a_killed_life_counts_no_second_twice():
     assert found == {"start": 4, "training": 40, "detection": 2, "recovery": 2 + 15}
 
 
-def test_steps_done_again_and_lost_again_are_done_again():
-    """All ranks killed for the second time, before the run has got any further."""
+def test_steps_lost_twice_count_as_redone():
+    """All ranks are killed a second time before the run has got any further."""
     start = ONE["start"] | {"step": 3, "redo": 6}
     end = LOST | {"survived": False, "phases": {"init": [2.0] * 2, "redo": [20.0] * 2}}
     third = life(2, 1040.0, 2, init=1.0)["start"]
@@ -210,8 +211,8 @@ def test_steps_done_again_and_lost_again_are_done_again():
     assert owned_by(start, end | {"step": 10}, third)["training"] == 2 * 8
 
 
-def test_each_world_of_a_life_has_a_table_of_its_own():
-    """One of two ranks is lost and comes back; a save of before ends behind that."""
+def test_each_world_of_a_life_has_its_own_phases():
+    """One of two ranks is lost and comes back; a save from before ends after that."""
     moved = {"event": "world", "generation": 1, "phases": ONE["phases"], "since_s": 1.0}
     away = moved | {"time": 1025.0, "at": 1023.0, "step": 9, "world_size": 1}
     back = away | {"time": 1030.0, "at": 1029.0, "world_size": 2}
@@ -221,7 +222,7 @@ def test_each_world_of_a_life_has_a_table_of_its_own():
     soon = back | {"time": 1036.0, "at": 1035.0, "phases": {}, "since_s": 5.0}
     wanted = {"start": 4, "training": 43, "detection": 3, "recovery": 4}
     assert owned_by(ONE["start"], away, back) == wanted
-    wanted |= {"detection": 13, "recovery": 6}  # no step was done in the last of them
+    wanted |= {"detection": 13, "recovery": 6}  # the last world did no step
     assert owned_by(ONE["start"], away, back, late, soon) == wanted
 
 
@@ -230,23 +231,23 @@ def test_each_world_of_a_life_has_a_table_of_its_own():
     [({}, "stopped"), ({"source": "memory"}, "recovery"), ({"restarts": 1}, "recovery")],
 )
 def test_a_stop_of_some_pods_is_no_stop_of_the_job(marks, owner):
-    """A launcher that has been in a life before says so, on whichever pod rank 0 is now."""
+    """A launcher of the earlier life reports that, on whichever pod rank 0 is now."""
     stop = {"event": "stop", "generation": 1, "time": 1022.0, "phases": ONE["phases"]}
     second = life(2, 1040.0, 2, init=1.0)["start"] | marks
     assert owned_by(ONE["start"], stop, second)[owner] == 2 * 18
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
-def test_a_clock_that_jumps_in_a_life_makes_no_second(ahead_s):
-    """The last save takes what the clock of the rank says, not what the time of day does."""
+def test_a_clock_that_jumps_in_a_life_adds_no_second(ahead_s):
+    """The last save takes its time by the rank's monotonic clock, not by the time of day."""
     stop = {"event": "stop", "generation": 1, "time": 1023.0 + ahead_s, "since_s": 1.0}
     second = life(2, 1040.0 + ahead_s, 2, init=1.0)["start"]
     owned = owned_by(ONE["start"], stop | {"phases": ONE["phases"]}, second)
     assert owned == {"training": 40, "start": 4, "checkpoint": 2, "stopped": 2 * 17}
 
 
-def test_a_life_that_left_no_word_has_the_phases_of_its_own_log(tmp_path):
-    """And none where its log has none."""
+def test_a_life_without_an_end_has_the_phases_of_its_own_log(tmp_path):
+    """And none if its log has none."""
 
     def lost(generation: int) -> dict:
         line = {"step": 3, "time": 30.0}

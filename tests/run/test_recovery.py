@@ -1,4 +1,4 @@
-"""The ledger says how each life ended."""
+"""The ledger has the end of each life."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def events(tmp_path, *kinds):
 
 
 def test_a_lost_peer_is_in_the_ledger_with_its_seconds(run, tmp_path):
-    """Rank 0 records the end of its life, and the next one nothing of it."""
+    """Rank 0 records the end of its life, and the next life does not record it again."""
     lose_a_peer(run, "--steps", "6")
     assert run("--steps", "6") == 0
     (end,) = events(tmp_path, "end")
@@ -30,7 +30,7 @@ def test_a_lost_peer_is_in_the_ledger_with_its_seconds(run, tmp_path):
 
 
 def test_an_end_after_redone_steps_is_that_of_the_newest_step(run, tmp_path):
-    """Not of the highest one, which a life before has logged an hour ago and nobody has kept."""
+    """Not of the highest step, which an earlier life logged an hour ago and which was lost."""
     assert run("--steps", "2") == 0
     lose_a_peer(run, "--steps", "9", at=5)
     log = log_path(tmp_path / "run", 2)
@@ -43,7 +43,7 @@ def test_an_end_after_redone_steps_is_that_of_the_newest_step(run, tmp_path):
 
 
 def test_a_life_that_nobody_survived_has_an_end_too(corpus, tmp_path):
-    """SIGKILL of the only process: the next life says that no word was left."""
+    """After SIGKILL of the only process, the next life records that it was killed."""
     code = (
         "import itertools, os, signal, sys\n"
         "from gptddp import train\n"
@@ -65,7 +65,7 @@ def test_a_life_that_nobody_survived_has_an_end_too(corpus, tmp_path):
 
 
 def test_a_log_that_ends_before_the_checkpoint_is_no_obstacle(run, tmp_path):
-    """The end of the life before is recorded with the last step that is known of it."""
+    """The end of the previous life is recorded with its last known step."""
     assert run("--steps", "3") == 0
     for name, lines in (("log.1.jsonl", 2), ("ledger.jsonl", 1)):
         file = tmp_path / "run" / name
@@ -75,8 +75,8 @@ def test_a_log_that_ends_before_the_checkpoint_is_no_obstacle(run, tmp_path):
     assert (end["generation"], end["step"], end["cause"]) == (1, 2, recovery.UNKNOWN)
 
 
-def test_a_stop_is_an_end_in_itself(run, tmp_path):
-    """A run that is continued with more steps: no second end, and no cause is made up."""
+def test_after_a_stop_no_other_end_is_recorded(run, tmp_path):
+    """A run that is continued with more steps has no second end, and no invented cause."""
     assert run("--steps", "3") == 0
     assert run("--steps", "5") == 0
     assert not events(tmp_path, "end")

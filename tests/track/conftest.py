@@ -1,4 +1,4 @@
-"""A tracker to send to: W&B offline, a trackio server of our own, TensorBoard's files."""
+"""Trackers for the tests: W&B offline, a trackio server on this machine, TensorBoard's files."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ trackio.show(open_browser=False, host="127.0.0.1", server_port=int(sys.argv[1]),
 
 @pytest.fixture
 def server(spawn, tmp_path, monkeypatch):
-    """server(): start a trackio server; `TRACKIO_SERVER_URL` names it before it is there."""
+    """server(): start a trackio server. `TRACKIO_SERVER_URL` is set before it is ready."""
     port, folder = free_port(), tmp_path / "trackio"
     for name, value in {
         "TRACKIO_DIR": str(folder),
@@ -42,7 +42,7 @@ def server(spawn, tmp_path, monkeypatch):
 
 @pytest.fixture(params=["tensorboard", "wandb", "trackio"])
 def tracker(request, server, monkeypatch):
-    """The name of a tracker that is there."""
+    """The name of an available tracker."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     if request.param == "trackio":
         server()

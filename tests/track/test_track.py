@@ -1,6 +1,6 @@
-"""A tracked run has each step once in the tracker, with the values of its log, whatever is killed.
+"""The tracker has each step of the log once, with its values, whichever process is killed.
 
-`make test-track`: it installs the trackers for these tests alone.
+`make test-track` runs these tests, and installs the trackers for them.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ assert not TRACKERS.keys() & {name.partition(".")[0] for name in sys.modules}
 
 
 def check(tracker, run):
-    """All steps of the log in their order, each once, with its numbers and its life."""
+    """The tracker has all steps of the log in order, each once, with its numbers and its life."""
     found, wanted = READERS[tracker](run, run.name), list(logged(run))
     assert [step for step, _ in found] == [line["step"] for _, line in wanted]
     assert wanted, "the run has no steps"
@@ -64,9 +64,9 @@ def by_hand(tracker, run):
     return ended.returncode, ended.stderr
 
 
-def test_each_step_is_there_once_whatever_is_killed(tracker, corpus, tmp_path, forked):
-    """The trainer, its feeding process, or both, by SIGKILL, as soon as steps are there. Steps
-    that are done again have another rate: the tracker has the one of the log."""
+def test_each_step_is_tracked_once_over_kills(tracker, corpus, tmp_path, forked):
+    """The trainer, its feeding process, or both are killed by SIGKILL as soon as steps exist. Steps
+    that are done again have another rate: the tracker has the rate of the log."""
     run = tmp_path / "run"
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run), "--track", tracker]
     flags += ["--checkpoint-every", "0.5", "--eval-every", "7"]
@@ -81,7 +81,7 @@ def test_each_step_is_there_once_whatever_is_killed(tracker, corpus, tmp_path, f
         feeding = until(lambda pid=process.pid: next(filter(feeds, children(pid)), None))
         if victims != "trainer":
             os.kill(feeding, signal.SIGKILL)
-        if victims == "feeding":  # the trainer goes on without
+        if victims == "feeding":  # the trainer continues without it
             more = len(list(history(run))) + 20
             until(lambda more=more: len(list(history(run))) > more)
         process.kill()
@@ -97,13 +97,13 @@ def test_each_step_is_there_once_whatever_is_killed(tracker, corpus, tmp_path, f
 
 
 def feeds(pid):
-    """Is it the process that feeds a tracker, and not the saver?"""
+    """Is this the process that feeds a tracker, not the saver?"""
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         return b"--follow" in file.read()
 
 
 def test_a_new_rank_0_takes_the_tracker_over(tracker, corpus, tmp_path):
-    """Its pod is killed twice while the others go on: no step is missing or twice."""
+    """Rank 0's pod is killed twice while the others continue: no step is missing or doubled."""
     flags = ("--steps", "400", "--checkpoint-every", "0.5", "--track", tracker)
     job = Training(tmp_path / "job", corpus, 3, 57, 1, *flags)
     with contextlib.closing(job):
@@ -122,7 +122,7 @@ def test_a_new_rank_0_takes_the_tracker_over(tracker, corpus, tmp_path):
 
 @pytest.fixture(params=["refuses", "hangs"])
 def away(request, monkeypatch):
-    """An address where nobody listens, or somebody who never answers."""
+    """An address where nobody listens, or a server that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listens:
         port = listens.getsockname()[1] if request.param == "hangs" else free_port()
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
@@ -134,20 +134,20 @@ def away(request, monkeypatch):
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
-def test_a_tracker_that_is_away_changes_nothing_and_is_caught_up(
+def test_an_unavailable_tracker_gets_all_steps_later(
     tracker, away, corpus, tmp_path, monkeypatch, request
 ):
-    """The run ends with its bits, and says it once, and maybe at its end; so does `gptddp track`,
-    which sends all when the tracker is there."""
+    """The run ends with the same bits and warns once, or once more at its end; so does `gptddp
+    track`, which sends all steps once the tracker is available."""
     run = tmp_path / "run"
     flags = [*SMALL, *RATE, "--data", str(corpus), "--run-dir", str(run), "--track", tracker]
     flags += ["--checkpoint-every", "0.5", "--eval-every", "1000000", "--steps", "300"]
     process = fork(SLOWLY, *flags, env=dict(os.environ))
     assert process.wait(180) == 0, process.stderr.read()
-    assert process.stderr.read().count(f"{tracker} is away (") <= 2
+    assert process.stderr.read().count(f"{tracker} is unavailable (") <= 2
     check_same_lines(list(history(run)), undisturbed(tmp_path / "alone", corpus, 1, 300))
     code, said = by_hand(tracker, run)
-    assert code == 1 and said.startswith(f"Error: {tracker} is away ("), said
+    assert code == 1 and said.startswith(f"Error: {tracker} is unavailable ("), said
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("TRACKIO_SERVER_URL")
     if tracker == "trackio":
@@ -157,7 +157,7 @@ def test_a_tracker_that_is_away_changes_nothing_and_is_caught_up(
 
 
 def test_a_run_without_a_tracker_loads_none(corpus, tmp_path):
-    """The packages are there, and none of them is imported, nor any process started."""
+    """Without --track no tracker package is imported, and no process is started."""
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "2"]
     process = fork(NOTHING_MORE, *flags, env=dict(os.environ))
     assert process.wait(60) == 0, process.stderr.read()

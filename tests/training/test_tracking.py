@@ -91,10 +91,10 @@ def test_an_unreachable_tracker_is_retried(run, tmp_path, shown, monkeypatch, ca
         return within_s == feed._POLL_S
 
     monkeypatch.setitem(feed.TRACKERS, "wandb", away)
-    with pytest.raises(click.ClickException, match="wandb is away .no route.; `gptddp track`"):
+    with pytest.raises(click.ClickException, match="unavailable .no route.; `gptddp track`"):
         feed.track(tmp_path / "run", "wandb", at_once)
     assert feed.track(tmp_path / "run", "wandb", over) == 2
-    assert "wandb is away (no route)" in capsys.readouterr().err
+    assert "wandb is unavailable (no route)" in capsys.readouterr().err
     assert waits == [0, feed._RETRY_S, feed._POLL_S]
 
 
