@@ -26,12 +26,12 @@ def test_open_dataset_says_what_is_wrong(books: Path, tmp_path: Path) -> None:
     ):
         open_dataset(out)
     prepare([books], out, Settings(vocab_size=300))
-    with pytest.raises(DataError, match="there is no prepared dataset in it"):
+    with pytest.raises(DataError, match="the folder holds no prepared dataset"):
         open_dataset(books)
     manifest = json.loads((out / "dataset.json").read_text())
     for content in ("{", "[]", '{"format": "other", "version": 1}'):
         (out / "dataset.json").write_text(content)
-        with pytest.raises(DataError, match="is not of a dataset of gptddp"):
+        with pytest.raises(DataError, match="is not a dataset of gptddp"):
             open_dataset(out)
     for version in (1, 2, 99):
         (out / "dataset.json").write_text(json.dumps({**manifest, "version": version}))
