@@ -40,7 +40,7 @@ def test_a_bad_record_ends_it_and_finished_files_are_kept(
     out = tmp_path / "out"
     result = run(books, lines, "--out", out, "--tokenizer", "bytes")
     refused(result, "x.jsonl:10: not valid JSON", "mend or remove the line", "higher --max-bad")
-    assert f"40 files that have been read are kept in {out}/.prepare" in result.stderr
+    assert f"40 files have been read and are kept in {out}/.prepare" in result.stderr
     lines.write_text("\n".join(row for row in lines.read_text().splitlines() if row not in BAD))
     result = run(books, lines, "--out", out, "--tokenizer", "bytes")
     assert result.exit_code == 0 and "reading 1 files (40 have been read before)" in result.stderr
@@ -64,7 +64,7 @@ def test_skipped_records_are_listed_and_counted(lines: Path, tmp_path: Path) -> 
     again = run(lines, "--max-bad", 7, "--out", out, "--tokenizer", "bytes")
     assert "already prepared" in again.stderr  # the limit decides nothing
     again = run(lines, "--out", out, "--tokenizer", "bytes")
-    refused(again, "made otherwise: --max-bad 100 -> 0")
+    refused(again, "other settings: --max-bad 100 -> 0")
 
 
 def test_the_limit_holds_for_all_files_together(lines: Path, books: Path, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_limit_holds_for_all_files_together(lines: Path, books: Path, tmp_pa
     other.write_text("bad\n")
     args = [books, lines, other, "--tokenizer", "bytes", "--out", out]
     result = run(*args, "--max-bad", 5)
-    refused(result, "y.jsonl:1: not valid JSON", "higher --max-bad (as 5 others")
+    refused(result, "y.jsonl:1: not valid JSON", "higher --max-bad (5 others")
     assert len(listed(out / ".prepare")) == 5
     assert run(*args, "--max-bad", 6).exit_code == 0
     assert [Path(bad["file"]).name for bad in listed(out)] == ["x.jsonl"] * 5 + ["y.jsonl"]
@@ -100,7 +100,7 @@ def test_rows_and_damaged_files_are_records_too(tmp_path: Path) -> None:
     sources = sorted(tmp_path.iterdir())
     args = ["--tokenizer", "bytes", "--out", tmp_path / "out"]
     for source in sources[1:]:  # each is refused by itself, too
-        refused(run(source, *args), f"{source.name}", "--exclude, or leave such records out with")
+        refused(run(source, *args), f"{source.name}", "--exclude, or skip such records with")
     assert run(*sources, *args, "--max-bad", 100).exit_code == 0
     row, gz, parquet, txt = listed(tmp_path / "out")
     assert row["row"] == 2 and "column 'text' is not UTF-8" in row["reason"]

@@ -46,7 +46,7 @@ LINES: list[tuple[str | bytes, str, list[str]]] = [
     (DEEP, "text", ["not valid JSON"]),
     (b'{"text": "\xff"}', "text", ["UTF-8"]),
     ('{"doc": {"body": "x"}}', "doc.text", ["no field 'text', but the fields 'body'"]),
-    ('{"doc": 5}', "doc.text", ["JSON of type int in place of an object with 'text'"]),
+    ('{"doc": 5}', "doc.text", ["JSON of type int instead of an object with 'text'"]),
     ('{"n": 5}', "doc.text", ["no field 'doc.text', but the fields 'n'"]),
 ]
 
@@ -91,7 +91,7 @@ def test_wrong_options_are_refused(books: Path, tmp_path: Path) -> None:
     """Each option says its rule; a misspelt one is recognised."""
     out = tmp_path / "out"
     cases = {
-        "--val-fraction=0": "between 0 and 1",
+        "--val-fraction=0": "more than 0",
         "--vocab-size=100": "257",
         "--seed=-1": "from 0",
         "--tokenizer=absent.json": "use bpe, bytes, or a tokenizer.json that exists",
@@ -99,7 +99,7 @@ def test_wrong_options_are_refused(books: Path, tmp_path: Path) -> None:
     }
     for option, words in cases.items():
         refused(run(books, "--out", out, option), words)
-    refused(run(books, "--out", out, "--tokenizer=bytes", "--vocab-size=300"), "leave it out")
+    refused(run(books, "--out", out, "--tokenizer=bytes", "--vocab-size=300"), "omit it here")
     (tmp_path / "t.json").write_text("{}")
     refused(run(books, "--out", out, "--tokenizer", tmp_path / "t.json"), "t.json", "byte-level")
     assert not out.exists()
@@ -114,15 +114,15 @@ def test_wrong_outputs_are_refused(books: Path, tmp_path: Path) -> None:
     assert contents(other) == {"mine.txt": b"mine"}
     refused(run(books, "--out", other / "mine.txt"), "cannot write to", "mine.txt", "--out")
     refused(run(books, "--out", other / "mine.txt" / "below"), "cannot write to")
-    refused(run(books, "--out", tmp_path), "lies in the output", "choose an --out")
-    refused(run(books / "0.txt", "--out", books), "lies in the output")
+    refused(run(books, "--out", tmp_path), "is inside --out", "choose an --out")
+    refused(run(books / "0.txt", "--out", books), "is inside --out")
     assert contents(other) == {"mine.txt": b"mine"}
 
 
 def test_a_dataset_is_no_source(books: Path, tmp_path: Path) -> None:
     """Its manifest is no text; its shards may be given, and hold the same documents."""
     made = prepare([books], tmp_path / "made", BYTES)
-    refused(run(made.dir, "--out", tmp_path / "out"), f"{made.dir} is a dataset already", "/train")
+    refused(run(made.dir, "--out", tmp_path / "out"), f"{made.dir} is already a dataset", "/train")
     again = prepare([made.dir / "train", made.dir / "val"], tmp_path / "out", BYTES)
     assert all_texts(again) == all_texts(made)
 

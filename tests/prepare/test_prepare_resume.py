@@ -176,7 +176,7 @@ def test_changed_sources_and_settings_are_noticed(killed, sources: Path, tmp_pat
         assert result.exit_code == 0, result.output
         return result.stderr
 
-    again_it_says = "what was read before cannot be used, starting again: "
+    again_it_says = "earlier progress cannot be used, starting again: "
     assert again_it_says + "seed 5 -> 6" in again("--seed", 6)
     (mine / "13.txt").write_text("new")
     (mine / "11.json").write_text('{"text": "mended"}')
@@ -209,7 +209,7 @@ def test_what_was_durable_before_a_full_disk_or_ctrl_c_is_gone_on_from(
     monkeypatch.setattr(Scratch, method, failing)
     result = run(sources, "--out", tmp_path / "out", "--max-bad", 100, "--seed", 5)
     if isinstance(error, OSError):
-        assert result.exit_code == 2 and "What was read is kept in" in result.stderr
+        assert result.exit_code == 2 and "Progress is kept in" in result.stderr
     else:
         assert result.exit_code == 130
     monkeypatch.undo()

@@ -75,10 +75,12 @@ def test_tables_are_named_for_what_they_are(books: Path, tmp_path: Path, name: s
     (tmp_path / name).rename(tmp_path / "folder" / name)
     alone = run(tmp_path / "folder", "--out", tmp_path / "out")
     for result in (given, alone):
-        refused(result, "an Arrow file" if "arrow" in name else "a CSV table", "make parquet of it")
+        refused(
+            result, "an Arrow file" if "arrow" in name else "a CSV table", "convert it to parquet"
+        )
     assert "(left out: 1 a" in alone.stderr
     both = run(tmp_path / "folder", books, "--out", tmp_path / "out", "--tokenizer", "bytes")
-    assert both.exit_code == 0 and "make parquet of it" in both.stderr
+    assert both.exit_code == 0 and "convert it to parquet" in both.stderr
     assert f"({tmp_path / 'folder' / name})" in both.stderr
     assert len(all_texts(open_dataset(tmp_path / "out"))) == 40
 

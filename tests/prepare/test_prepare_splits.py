@@ -101,7 +101,7 @@ def test_val_is_a_source_of_its_own(books: Path, tmp_path: Path) -> None:
     assert len(texts(dataset, "train")) == 39 and same not in texts(dataset, "train")
     assert dataset.manifest["dropped"]["duplicate"] == 1
     again = run(books, "--tokenizer", "bytes", "--out", tmp_path / "out")
-    refused(again, "already holds a dataset made otherwise", "val_files 1 -> 0")
+    refused(again, "already holds a dataset with other settings", "val_files 1 -> 0")
 
 
 def test_val_may_lie_in_a_source(books: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_val_without_documents_is_refused(books: Path, tmp_path: Path) -> None:
     refused(result, "the validation sources hold no document", "--val")
     shutil.copytree(books, tmp_path / "copy")
     result = run(books, "--val", tmp_path / "copy", "--out", out)
-    refused(result, "no document is left for training", "40 duplicate")
+    refused(result, "no document remains for training", "40 duplicate")
     refused(run(books, "--val", tmp_path / "absent", "--out", out), "absent: No such file")
     assert not out.exists()
 
@@ -178,7 +178,7 @@ def test_a_part_far_from_the_wanted_one_is_said(tmp_path: Path) -> None:
     for name, pieces in (("a", 20), ("b", 30)):
         book(tmp_path / "two" / f"{name}.txt", pieces)
     result = run(tmp_path / "two", "--tokenizer", "bytes", "--out", tmp_path / "out")
-    assert "validation has 20 of 50 documents in place of 1" in result.stderr
+    assert "validation has 20 of 50 documents instead of 1" in result.stderr
     assert sides(open_dataset(tmp_path / "out"), "a") == {"val"}
 
 
