@@ -1,4 +1,4 @@
-"""`gptddp prepare`: what is refused."""
+"""Sources, options and outputs that `gptddp prepare` refuses."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from gptddp.prepare.build import prepare
 
 
 def test_wrong_sources_are_refused(books: Path, tmp_path: Path) -> None:
-    """A missing, binary or empty source gets one message with the fix, and nothing is left."""
+    """A missing, binary or empty source gives one message with the fix, and no files are kept."""
     binary = tmp_path / "image.png"
     binary.write_bytes(b"\x89PNG\0\0")
     only_binary, empty = tmp_path / "binaries", tmp_path / "empty"
@@ -55,7 +55,7 @@ LINES: list[tuple[str | bytes, str, list[str]]] = [
 def test_a_wrong_line_is_refused(
     tmp_path: Path, line: str | bytes, field: str, words: list[str]
 ) -> None:
-    """It is named by file and line, with the rule and the fix."""
+    """The message has file, line, rule and fix."""
     line = line if isinstance(line, bytes) else line.encode()
     (tmp_path / "x.jsonl").write_bytes(b'{"text": "a", "doc": {"text": "a"}}\n\n' + line + b"\n")
     result = run(tmp_path / "x.jsonl", "--text-field", field, "--out", tmp_path / "out")
@@ -76,7 +76,7 @@ def test_a_wrong_line_is_refused(
 def test_a_wrong_column_is_refused(
     tmp_path: Path, table: dict[str, list[object]], field: str, words: list[str]
 ) -> None:
-    """With the columns that there are, and the fix."""
+    """The message has the existing columns and the fix."""
     pq.write_table(pa.table(table), tmp_path / "x.parquet")
     result = run(tmp_path / "x.parquet", "--out", tmp_path / "out", "--text-field", field)
     refused(result, "x.parquet: ", *words)
@@ -88,7 +88,7 @@ def test_a_wrong_column_is_refused(
 
 
 def test_wrong_options_are_refused(books: Path, tmp_path: Path) -> None:
-    """Each option says its rule; a misspelt one is recognised."""
+    """Each message has the rule of the option; a misspelt option is recognised."""
     out = tmp_path / "out"
     cases = {
         "--val-fraction=0": "more than 0",
@@ -106,7 +106,7 @@ def test_wrong_options_are_refused(books: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_outputs_are_refused(books: Path, tmp_path: Path) -> None:
-    """An output with other files, that is a file, or that holds a source, stays as it was."""
+    """An output with other files, an output that is a file or holds a source, is not changed."""
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine.txt").write_text("mine")
@@ -120,7 +120,7 @@ def test_wrong_outputs_are_refused(books: Path, tmp_path: Path) -> None:
 
 
 def test_a_dataset_is_no_source(books: Path, tmp_path: Path) -> None:
-    """Its manifest is no text; its shards may be given, and hold the same documents."""
+    """Its manifest is no text; its shards may be given, and have the same documents."""
     made = prepare([books], tmp_path / "made", BYTES)
     refused(run(made.dir, "--out", tmp_path / "out"), f"{made.dir} is already a dataset", "/train")
     again = prepare([made.dir / "train", made.dir / "val"], tmp_path / "out", BYTES)
@@ -128,7 +128,7 @@ def test_a_dataset_is_no_source(books: Path, tmp_path: Path) -> None:
 
 
 def test_a_volume_with_lost_and_found_is_empty_enough(books: Path, tmp_path: Path) -> None:
-    """The root of a fresh ext4 volume can be the output; it is left in place after an error."""
+    """The root of a new ext4 volume can be the output; it stays after an error."""
     (tmp_path / "out" / "lost+found").mkdir(parents=True)
     (tmp_path / "one.txt").write_text("one")
     assert run(tmp_path / "one.txt", "--out", tmp_path / "out").exit_code == 2
