@@ -116,7 +116,7 @@ def summary(out: Path, m: dict[str, Any]) -> str:
     bits_a_byte = nats / math.log(2) / bytes_a_token
     lines = {
         "read": "; ".join(read),
-        "left out": "; ".join(left_out),
+        "skipped": "; ".join(left_out),
         "bad": f"{m['bad_records']:,} records, see {BAD}" if m["bad_records"] else "",
         "documents": f"{train['documents']:,} train, {val['documents']:,} validation",
         "cut": f"{cut['documents']:,} huge documents, into {cut['parts']:,} parts"

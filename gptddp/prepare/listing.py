@@ -46,7 +46,7 @@ class Listing:
     def notes(self) -> list[str]:
         """One line for the user per reason."""
         return [
-            f"left out, {why}: {len(paths)} ({', '.join([*paths][:NAMED])}"
+            f"skipped, {why}: {len(paths)} ({', '.join([*paths][:NAMED])}"
             f"{', ...' * (len(paths) > NAMED)})"
             for why, paths in self.left_out.items()
         ]
@@ -93,7 +93,7 @@ def find(
             fix = "check the patterns of --include and --exclude"
         names = ", ".join(show(root) for root, _ in given)
         lost = ", ".join(f"{number} {why}" for why, number in found.counts().items())
-        lost = f" (left out: {lost})" if lost else ""
+        lost = f" (skipped: {lost})" if lost else ""
         raise DataError(f"{names}: no files to read{lost}; {fix}")
     return found
 

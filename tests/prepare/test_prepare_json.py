@@ -100,9 +100,9 @@ def test_descriptions_in_folders_are_skipped_and_named(books: Path, tmp_path: Pa
     assert result.exit_code == 0, result.output
     found = all_texts(open_dataset(tmp_path / "out"))
     assert len(found) == 42 and {"about", "hidden"}.isdisjoint(found)
-    assert "left out, about a dataset or a program: 8 (" in result.stderr
-    assert "left out, hidden: 2 (" in result.stderr and ".gitattributes" in result.stderr
-    assert "left out    2 hidden; 8 about a dataset or a program" in result.stdout
+    assert "skipped, about a dataset or a program: 8 (" in result.stderr
+    assert "skipped, hidden: 2 (" in result.stderr and ".gitattributes" in result.stderr
+    assert "skipped     2 hidden; 8 about a dataset or a program" in result.stdout
     assert "read        jsonl 1 files, 1 documents; text 41 files, 41 documents" in result.stdout
     for number, how in enumerate([[books / "README.md"], ["--include", "README.md"]]):
         args = [*how, "--include", "*.txt", "--tokenizer", "bytes", "--out", tmp_path / f"{number}"]

@@ -78,7 +78,7 @@ def test_tables_are_recognised(books: Path, tmp_path: Path, name: str) -> None:
         refused(
             result, "an Arrow file" if "arrow" in name else "a CSV table", "convert it to parquet"
         )
-    assert "(left out: 1 a" in alone.stderr
+    assert "(skipped: 1 a" in alone.stderr
     both = run(tmp_path / "folder", books, "--out", tmp_path / "out", "--tokenizer", "bytes")
     assert both.exit_code == 0 and "convert it to parquet" in both.stderr
     assert f"({tmp_path / 'folder' / name})" in both.stderr
@@ -148,7 +148,7 @@ def test_folders_are_read_with_care(books: Path, tmp_path: Path) -> None:
         books, elsewhere, books / "0.txt", *args, "--tokenizer", "bytes", "--out", tmp_path / "out"
     )
     assert result.exit_code == 0, result.output
-    assert "left out, neither a file nor a folder: 3 (" in result.stderr
+    assert "skipped, neither a file nor a folder: 3 (" in result.stderr
     dataset = open_dataset(tmp_path / "out")
     left_out = {"hidden": 2, "a broken link": 1, "neither a file nor a folder": 3}
     assert dataset.manifest["left_out"] == left_out
@@ -187,7 +187,7 @@ def test_a_dataset_in_a_source_is_not_read(books: Path, tmp_path: Path) -> None:
     records = [{"format": 1, "text": "mine"}, {"text": "[" * 100_000}]
     (books / "mine/dataset.json").write_text(json.dumps(records))
     result = run(books, "--out", tmp_path / "out", "--tokenizer", "bytes", "--max-bad", 100)
-    assert f"left out, a dataset made before: 1 ({books / 'before'})" in result.stderr
+    assert f"skipped, a dataset made before: 1 ({books / 'before'})" in result.stderr
     dataset = open_dataset(tmp_path / "out")
     assert dataset.manifest["splits"]["val"]["documents"] == 1
     assert dataset.manifest["sources"]["val_files"] == dataset.manifest["bad_records"] == 0

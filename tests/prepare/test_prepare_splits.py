@@ -77,7 +77,7 @@ def test_splits_of_a_folder_are_kept(tmp_path: Path, in_folders: bool) -> None:
     assert {text.split()[0] for text in texts(dataset, "train")} == {"train"}
     assert {text.split()[0] for text in texts(dataset, "val")} == {"validation"}
     assert len(all_texts(dataset)) == 12
-    assert "left out, a test split: 2 (" in result.stderr and "2 a test split" in result.stdout
+    assert "skipped, a test split: 2 (" in result.stderr and "2 a test split" in result.stdout
 
 
 def test_single_names_are_no_splits(books: Path, tmp_path: Path) -> None:
