@@ -11,7 +11,7 @@ def head_size(c: Config) -> int:
 
 
 def mlp_width(c: Config) -> int:
-    """Four times the width; for SwiGLU, with its third matrix, 8/3 of it, rounded up to n * 64.
+    """Four times the width; for SwiGLU, with its third matrix, 8/3, as a multiple of 64.
 
     So both have about the same number of parameters (Shazeer 2020, "GLU variants", section 3.1).
     """

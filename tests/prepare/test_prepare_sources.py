@@ -75,9 +75,7 @@ def test_tables_are_recognised(books: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / name).rename(tmp_path / "folder" / name)
     alone = run(tmp_path / "folder", "--out", tmp_path / "out")
     for result in (given, alone):
-        refused(
-            result, "an Arrow file" if "arrow" in name else "a CSV table", "convert it to parquet"
-        )
+        refused(result, "an Arrow file" if "arrow" in name else "a CSV table", "to parquet first")
     assert "(skipped: 1 a" in alone.stderr
     both = run(tmp_path / "folder", books, "--out", tmp_path / "out", "--tokenizer", "bytes")
     assert both.exit_code == 0 and "convert it to parquet" in both.stderr
