@@ -136,4 +136,4 @@ def test_wrong_policies_are_refused(lines: Path, tmp_path: Path) -> None:
     refused(result, "the sources hold 0 documents (dropped: 7 bad records)")
     assert not out.exists()  # there is no progress to keep
     refused(run(lines, "--max-bad", -1, "--out", out), "a number from 0")
-    refused(run(lines, "--val-fraction", 0.6, "--out", out), "0.5 at most", "--val")
+    refused(run(lines, "--val-fraction", 0.6, "--out", out), "at most 0.5", "--val")

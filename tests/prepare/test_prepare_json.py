@@ -66,7 +66,7 @@ def test_other_json_is_refused_and_never_text(
         monkeypatch.setattr(json_files, "_MAX_BYTES", 1000)
     (books / "x.json").write_bytes(content.encode("latin-1"))
     result = run(books, "--out", tmp_path / "out", "--tokenizer", "bytes")
-    refused(result, *words, "skip the file with --exclude", "a .txt file")
+    refused(result, *words, "skip the file with --exclude", "to .txt")
     args = ["--tokenizer", "bytes", "--max-bad", 100, "--out", tmp_path / "skipped"]
     result = run(books, *args)
     assert result.exit_code == 0, result.output
