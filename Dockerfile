@@ -1,29 +1,29 @@
-# The image of every pod: gptddp.launch under a tiny init, as a user without rights, on a root file
-# system that may be read-only. `make image` builds it; image/build says with which arguments.
+# The image of every pod: gptddp.launch under tini, as an unprivileged user, on a root file system
+# that may be read-only. `make image` builds it; image/build lists the arguments.
 ARG BASE_IMAGE=python:3.12-slim-bookworm
 
-# -- our own code, as a wheel unpacked into /opt/gptddp --------------------------------------------
+# -- our code, as a wheel unpacked into /opt/gptddp ------------------------------------------------
 FROM ${BASE_IMAGE} AS code
 COPY image/constraints.txt pyproject.toml README.md LICENSE /src/
 RUN python3 -m venv --without-pip /opt/venv \
  && python3 -m venv /tmp/tools \
  && /tmp/tools/bin/pip install --no-cache-dir -q -c /src/constraints.txt uv
 COPY gptddp /src/gptddp
-# The scripts are to name the interpreter of the image below, which has the same path.
+# The scripts must name the interpreter of the image below, which has the same path.
 RUN /tmp/tools/bin/uv pip install -q --python /opt/venv/bin/python --target /opt/gptddp --no-deps \
       --no-cache --compile-bytecode --build-constraints /src/constraints.txt /src \
  && rm -f /opt/gptddp/.lock
 
-# -- the image: packages below, which change seldom; our code in the last layer ---------------------
+# -- the image: packages, which rarely change, then our code in the last layer ---------------------
 FROM ${BASE_IMAGE}
 RUN command -v tini >/dev/null \
  || { apt-get update -q && apt-get install -qy --no-install-recommends tini && rm -rf /var/lib/apt/lists/*; }
-# cuda: the build on PyPI (CUDA 13.2), which runs on CPUs as well; cpu: a fifth of its size.
+# cuda: the build on PyPI (CUDA 13.2), which also runs on CPUs; cpu: a build of a fifth of its size.
 ARG TORCH=cuda
-# other extras of pyproject.toml, such as wandb,trackio
+# additional extras of pyproject.toml, such as wandb,trackio
 ARG EXTRAS=
 COPY image/constraints.txt pyproject.toml /tmp/build/
-# uv comes and goes in one layer. Byte-compiled: on a read-only root every start would compile anew.
+# uv is gone at the end of the layer. Byte-compiled: on a read-only root every start would compile.
 RUN python3 -m venv --without-pip /opt/venv \
  && python3 -m venv /tmp/tools \
  && /tmp/tools/bin/pip install --no-cache-dir -q -c /tmp/build/constraints.txt uv \
@@ -48,7 +48,7 @@ LABEL org.opencontainers.image.title=gptddp \
       org.opencontainers.image.licenses=Apache-2.0 \
       org.opencontainers.image.version=${VERSION} \
       org.opencontainers.image.revision=${REVISION}
-# A number: Kubernetes can check runAsNonRoot only on one.
+# A number: Kubernetes can check runAsNonRoot only for a numeric user.
 USER 1000:1000
 WORKDIR /tmp
 STOPSIGNAL SIGTERM

@@ -1,11 +1,11 @@
-"""What a save costs the training: check and copy that it waits for, the commit that runs beside it.
+"""The cost of a save for the training: check and copy, which it waits for, and commit, beside it.
 
     python benchmarks/checkpoint.py [--saves 5] [--folder DIR]
 
-Steps of the model `tiny` alone and beside a save take turns, so that a noisy machine is noisy for
-both. A save costs the hash by which the ranks are compared before, its copy, and what the steps
-beside it take longer. The bars: the copy at 10 GB/s, beside what one memmove of the same bytes
-takes here; all of it 1 % of the default interval of 60 s.
+Steps of the model `tiny` alone and beside a save alternate, so that a noisy machine affects both. A
+save costs the hash that compares the ranks before it, its copy, and the slowdown of the steps
+beside it. Targets: the copy at 10 GB/s, compared with one memmove of the same bytes on this
+machine; the total at 1 % of the default interval of 60 s.
 """
 
 import argparse
@@ -33,7 +33,7 @@ ALONE: Any = SimpleNamespace(rank=0, world_size=1, all_reduce=lambda tensor: ten
 
 
 class Steps:
-    """Forward and backward passes of a small model, as training has them."""
+    """Forward and backward passes of a small model, as in training."""
 
     def __init__(self) -> None:
         config = with_preset(Config(preset="tiny", precision="fp32"), accelerator=False)
@@ -55,7 +55,7 @@ def timed(work: Callable[..., Any], *args: Any) -> float:
 def measure(
     writer: Writer, steps: Steps, saves: int, tensors: dict[str, torch.Tensor]
 ) -> dict[str, float]:
-    """Medians over the saves, in seconds: each part, and what a save costs in all."""
+    """Medians over the saves, in seconds: each part, and the total cost of a save."""
     found: dict[str, list[float]] = defaultdict(list)
     flat = torch.zeros(2, sum(tensor.nbytes for tensor in tensors.values()), dtype=torch.uint8)
     places = [row.data_ptr() for row in flat]

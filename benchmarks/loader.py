@@ -1,12 +1,12 @@
-"""How much of a bare tokenising loop's speed is left in the loader, per CPU-second.
+"""The loader's tokens per CPU-second, relative to a bare tokenising loop.
 
     python benchmarks/loader.py [DATASET] [--seq-len 1024] [--lanes 48] [--batch 480] [--steps 100]
 
-DATASET is a prepared dataset; use one with a vocabulary of 32768 and a few hundred megabytes. Where
-none is named, the Python source of this machine is prepared in `.bench` as the demo prepares it,
-but with the packages: 168 MB with a vocabulary of 2048. The loader runs first, then the bare loop
-on the same row groups, in turns; the ratio is what counts. With --world-size W the first of W ranks
-runs too: it should cost 1/W of the whole.
+DATASET is a prepared dataset; use one with a vocabulary of 32768 and a few hundred megabytes. By
+default the Python source of this machine is prepared in `.bench` like the demo's dataset, but with
+the packages: 168 MB with a vocabulary of 2048. In each round the loader runs first, then the bare
+loop on the same row groups; the ratio matters. With --world-size W the first of W ranks runs too:
+it should cost 1/W of the whole.
 """
 
 import argparse
@@ -21,19 +21,19 @@ from gptddp.data.dataset import Dataset, RowGroup, open_dataset
 from gptddp.data.loader import Loader
 from gptddp.demo import prepare
 
-DEMO = Path(".bench/volumes/data")  # of the soak too
+DEMO = Path(".bench/volumes/data")  # soak.py uses it, too
 
 
 @dataclass(frozen=True)
 class Cost:
-    tokens_per_cpu_s: float  # targets, and what was made ahead of them
+    tokens_per_cpu_s: float  # targets, and tokens that were packed ahead
     cpu_s_per_step: float
-    groups: list[RowGroup]  # that were read
+    groups: list[RowGroup]  # the row groups that were read
     call_s: float  # median of next(), without waiting
 
 
 def bare_tokens_per_cpu_s(dataset: Dataset, groups: Sequence[RowGroup]) -> float:
-    """Tokens a CPU-second of `encode(document)` alone; reading is not counted."""
+    """Tokens per CPU-second of `encode(document)` alone; reading is not counted."""
     encode, tokens, cpu_s = dataset.tokenizer().encoder(), 0, 0.0
     for group in groups:
         documents = dataset.read(group)
@@ -44,7 +44,7 @@ def bare_tokens_per_cpu_s(dataset: Dataset, groups: Sequence[RowGroup]) -> float
 
 
 def loader_cost(dataset: Dataset, args: argparse.Namespace, world_size: int = 1) -> Cost:
-    """All CPU time but the tokenizer's loading: read, tokenise, pack, hash, next() itself."""
+    """All CPU time except loading the tokenizer: read, tokenise, pack, hash, next() itself."""
     groups: list[RowGroup] = []
     tokenizer = dataset.tokenizer()
 
@@ -73,9 +73,9 @@ def loader_cost(dataset: Dataset, args: argparse.Namespace, world_size: int = 1)
         targets, rows = targets + batch.targets, rows + len(batch.tokens)
     loader.close()
     cpu_s = time.process_time() - started
-    ahead = sum(lane.rows for lane in loader._producer.lanes)  # made, but not taken
+    ahead = sum(lane.rows for lane in loader._producer.lanes)  # packed, but not taken
     shared = loader._producer.source._shared.values()
-    ahead += sum(map(len, shared)) // 2  # packed for two lanes, of which one has its part
+    ahead += sum(map(len, shared)) // 2  # packed for two lanes; one has taken its part
     tokens_per_cpu_s = targets * (1 + ahead / rows) / cpu_s
     per_step = targets / args.steps / tokens_per_cpu_s
     return Cost(tokens_per_cpu_s, per_step, groups, statistics.median(calls_s))

@@ -1,4 +1,4 @@
-"""Our model step and nothing around it, on random tokens: what other loops are compared with."""
+"""Our model step alone, on random tokens, as a reference for other loops."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ def model_step(
 ) -> Callable[[], float]:
     """All ranks: a step as in the loop of gptddp/train.py; it returns the mean loss in nats.
 
-    Its rows are what `rows` gives each time; without it always the same.
+    `rows` gives the rows of each step; without it they are always the same.
     """
     net = build(c, vocabulary, world.device)
     optimizer, ddp = optim.build(net, c, world), DDP(net, gradient_as_bucket_view=True)

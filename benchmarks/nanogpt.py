@@ -1,18 +1,18 @@
-"""Training speed on CPUs beside nanoGPT, in CPU time: both train `tiny`, in turns, in one run.
+"""Training speed on CPUs compared with nanoGPT, in CPU time: both train `tiny` alternately.
 
     git clone https://github.com/karpathy/nanoGPT
     python benchmarks/nanogpt.py nanoGPT [--rounds 5] [--learn 100]
 
 Two processes with one thread each, a vocabulary of 4096, random tokens, a step of 48 rows of 256
-tokens in micro-batches of 4. nanoGPT's loop asks for CUDA where there are several processes, and
-never turns on bf16 on a CPU. So its model and its optimizer are run as they are by the body of its
-loop, with gloo and without the loading of data: in fp32 and in bf16 autocast. Ours is the model
-step with what the table of processors chooses, exact sums and optimizer included; what the loop
-around it costs is what `benchmarks/trainer.py` measures.
+tokens in micro-batches of 4. nanoGPT's loop needs CUDA for several processes, and never uses bf16
+on a CPU. So the body of its loop runs its unchanged model and optimizer, with gloo and without
+loading data: in fp32 and in bf16 autocast. Ours is the model step with the settings that the table
+of processors chooses, exact sums and optimizer included; `benchmarks/trainer.py` measures the cost
+of the loop around it.
 
-Then each of them learns: so many steps at the peak rate, on the same rows of a language in which
-eight tokens may follow each one, from weights of its own seed. The losses at equal tokens are
-printed: a step that is faster because it is worse would be seen.
+Then each of them learns for `--learn` steps at the peak rate, on the same rows of a language in
+which eight tokens may follow each token. The losses at equal tokens are printed, so that a step
+that is faster but worse would be noticed.
 """
 
 import argparse
@@ -41,8 +41,8 @@ from gptddp.distributed.hardware import cpu_info, numerics, use
 
 STEPS = 5  # of a variant in a round; the first one warms up, and is not counted
 VOCABULARY = 4096
-FOLLOW = 8  # tokens that may follow another one, each as likely: ln 8 = 2.079 nats
-LAST = 10  # steps, of which the mean loss is told
+FOLLOW = 8  # tokens that may follow another one, equally likely: ln 8 = 2.079 nats
+LAST = 10  # the mean loss of so many steps is printed
 
 Step = Callable[[], float]
 Rows = Callable[[], np.ndarray]
@@ -83,7 +83,7 @@ def their_step(
 
 
 def language(c: Config, world: World) -> Rows:
-    """All ranks: rows to learn from, the same each time that it is made."""
+    """All ranks: rows to learn from; each call gives the same sequence."""
     follow = np.random.default_rng(0).integers(0, VOCABULARY, (VOCABULARY, FOLLOW))
     draw = np.random.default_rng(1 + world.rank)
 
@@ -99,7 +99,7 @@ def language(c: Config, world: World) -> Rows:
 
 
 def cpu_s(step: Step, world: World) -> float:
-    """All ranks: seconds of CPU that a step takes, of both together."""
+    """All ranks: CPU seconds of a step, summed over the ranks."""
     step()
     begin = time.process_time()
     for _ in range(STEPS - 1):
@@ -145,7 +145,7 @@ def worker(folder: str, rounds: int, learn: int) -> None:
 
 
 def report(seconds: dict[str, list[float]], c: Config, ours: str) -> None:
-    """A line a variant, then ours against the faster one of theirs."""
+    """A line per variant, then ours compared with the faster of nanoGPT's."""
     print(cpu_info().get("model name", "an unknown processor"))
     for name, used in seconds.items():
         speed = c.batch * c.seq_len / statistics.median(used)

@@ -2,18 +2,17 @@
 
     python benchmarks/optimizers.py [--out .bench/optimizers] [--part 0.7] [--steps 400] [--seeds 3]
 
-AdamW trains `--steps` of `--batch` rows, Muon a `--part` of them, each with the same six peak rates
-and as many seeds, the same data, batch and schedule, which ends where the run does. Muon needs at
-most that part of AdamW's tokens if the best of its mean losses is no higher than the best of
-AdamW's: of validation, after the last step, over the seeds. Each optimizer has the rate that suits
-it. A best rate at an end of the grid proves nothing about its optimizer, and is told.
+AdamW trains `--steps` of `--batch` rows, Muon a fraction `--part` of them, each with the same six
+peak rates and seeds, the same data, batch and schedule, which ends with the run. Muon needs at most
+that fraction of AdamW's tokens if its best mean loss is not higher than AdamW's best: the mean over
+the seeds of the validation loss after the last step. Each optimizer has its best rate. A best rate
+at an end of the grid proves nothing about its optimizer, and is reported.
 
-The text is the Python source of the standard library. A run is one process of one thread; there are
-as many at a time as processors. The first seed comes with all rates, the others with the best of
-them first, so that what there is so far can be looked at. A run is a row of `runs.jsonl` in
-`--out`; those that are there are not done again, and one that was cut off goes on. All of it takes
-an hour on two cores; `--steps 40 --seeds 1 --rates 3e-3,6e-3` shows that it works, and `--report`
-says what there is.
+The text is the Python source of the standard library. A run is one process with one thread; as many
+run at a time as there are processors. The first seed runs with all rates, the others with the best
+rates first, so that intermediate results are useful. A run is a row of `runs.jsonl` in `--out`;
+finished runs are not repeated, and interrupted ones continue. It takes an hour on two cores;
+`--steps 40 --seeds 1 --rates 3e-3,6e-3` is a quick check, and `--report` prints the results so far.
 """
 
 import argparse
@@ -39,7 +38,7 @@ LEFT_OUT = ("encodings", "pydoc_data", "site-packages", "dist-packages", "test",
 
 @dataclass(frozen=True)
 class Run:
-    """What one row is of."""
+    """The settings of a run."""
 
     optimizer: str
     lr: float
@@ -52,7 +51,7 @@ class Run:
         return f"{self.optimizer}-{self.lr:g}-{self.seed}-{self.steps}x{self.batch}"
 
 
-Rows = Mapping[Run, Mapping[str, Any]]  # what came out of the runs
+Rows = Mapping[Run, Mapping[str, Any]]  # the results of the runs
 
 
 def runs(args: argparse.Namespace, seed: int) -> list[Run]:
@@ -66,7 +65,7 @@ def runs(args: argparse.Namespace, seed: int) -> list[Run]:
 
 
 def prepare(out: Path) -> None:
-    """The dataset, unless it is there."""
+    """Prepare the dataset, unless it exists."""
     command = [sys.executable, "-c", "from gptddp.cli import cli; cli()", "prepare"]
     command += [sysconfig.get_paths()["stdlib"], "--include", "*.py", "--out", str(out / "data")]
     command += [it for name in LEFT_OUT for it in ("--exclude", name)]
@@ -74,7 +73,7 @@ def prepare(out: Path) -> None:
 
 
 def train(run: Run, out: Path) -> dict[str, Any]:
-    """The row of a run, which is done now, or gone on with."""
+    """Do or continue a run; return its row."""
     folder, began = out / run.name, time.monotonic()
     command = [sys.executable, "-m", "gptddp.train", "--preset", "tiny", "--threads", "1"]
     command += ["--data", str(out / "data"), "--run-dir", str(folder), "--seed", str(run.seed)]
@@ -89,7 +88,7 @@ def train(run: Run, out: Path) -> dict[str, Any]:
 
 
 def do(wanted: Iterable[Run], done: dict[Run, dict[str, Any]], out: Path) -> None:
-    """Those that are not done, as many at a time as there are processors."""
+    """Do the missing runs, as many at a time as there are processors."""
     with ThreadPoolExecutor(cpu_quota()) as pool:
         missing = {pool.submit(train, run, out): run for run in wanted if run not in done}
         for it in as_completed(missing):
@@ -100,7 +99,7 @@ def do(wanted: Iterable[Run], done: dict[Run, dict[str, Any]], out: Path) -> Non
 
 
 def from_the_best(first: Rows) -> Callable[[Run], tuple[int, int]]:
-    """The order of the other seeds: by how far a rate is from the first seed's best."""
+    """The order of the other seeds: by the distance of a rate from the first seed's best."""
     best: dict[str, Run] = {}
     for run in sorted(first, key=lambda run: first[run]["val_loss"]):
         best.setdefault(run.optimizer, run)
@@ -125,8 +124,8 @@ def report(rows: Rows, args: argparse.Namespace) -> None:
     for optimizer, of_rate in means.items():
         lr = min(of_rate, key=lambda lr: of_rate[lr])
         end = lr in (min(args.rates), max(args.rates))
-        told = ", an end of the grid: a better rate may lie outside it" if end else ""
-        print(f"best of {optimizer}: {of_rate[lr]:.4f} at {lr:.2e}{told}")
+        note = ", an end of the grid: a better rate may be outside it" if end else ""
+        print(f"best of {optimizer}: {of_rate[lr]:.4f} at {lr:.2e}{note}")
     if len(means) == 2:
         holds = min(means["muon"].values()) <= min(means["adamw"].values())
         print(f"muon with {args.part:.2f} times the tokens is {'' if holds else 'not '}as good")
@@ -141,10 +140,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(".bench/optimizers"))
     parser.add_argument("--part", type=float, default=0.7)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--batch", type=int, default=12, help="rows a step")
+    parser.add_argument("--batch", type=int, default=12, help="rows per step")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rates", default=",".join(f"{rate:g}" for rate in RATES))
-    parser.add_argument("--report", action="store_true", help="of what is done; train nothing")
+    parser.add_argument("--report", action="store_true", help="only report finished runs")
     args = parser.parse_args()
     args.rates = [float(it) for it in args.rates.split(",")]
     args.out.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,13 @@
-"""From a kill to the next new step: our launcher against stock torchrun, side by side.
+"""From a kill to the next new step: our launcher compared with stock torchrun.
 
     python benchmarks/recovery.py [--rounds 3] [--limit 90]
 
-Four agents on this machine, an address each, train the same small model with the same trainer,
-a checkpoint every ten seconds. Three kills take turns: a worker process; a pod (the agent and all
-below it) that comes back at once, as every agent does that exits; the pod that has the endpoint.
-The stock job has torchrun's own rendezvous settings, but 100 restarts, as with its default of none
-the first kill is the end. Seconds are those to the next new step, of however many ranks, and to the
-first of all four. A job without one of these within the limit is started anew for the next kill.
+Four agents on this machine, each with its own address, train the same small model with the same
+trainer and a checkpoint every ten seconds. Three kills alternate: a worker process; a pod (the
+agent and its descendants); the pod with the endpoint. Every agent that exits is started again at
+once. The stock job has torchrun's default rendezvous settings, but 100 restarts: with the default
+of none the first kill ends it. It measures the seconds to the next new step, of any number of
+ranks, and to the first of all four. A job that exceeds the limit is replaced for the next kill.
 """
 
 import argparse
@@ -34,7 +34,7 @@ CALM_S = 3.0  # before each kill
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all below it."""
+    """A process and its descendants."""
     found = [pid]
     for parent in found:
         try:
@@ -46,7 +46,7 @@ def tree(pid: int) -> list[int]:
 
 
 def worker_of(pid: int) -> int:
-    """The training process of a pod: of all below its main process, the one with most memory."""
+    """The training process of a pod: the descendant of its main process with the most memory."""
     return max(tree(pid)[1:], key=lambda p: int(Path(f"/proc/{p}/statm").read_text().split()[1]))
 
 
@@ -81,7 +81,7 @@ class Job:
         ]
 
     def keep(self) -> None:
-        """Start what does not run."""
+        """Start the agents that do not run."""
         for i in range(PODS):
             if i in self.pods and self.pods[i].poll() is None:
                 continue
@@ -108,7 +108,7 @@ class Job:
             kill(pid)
         self.pods[i].wait()
         for path in (self.folder / f"shm-{i}").iterdir():
-            path.unlink()  # a new pod has a new memory
+            path.unlink()  # a new pod has new memory
 
     def kill_worker(self, i: int) -> None:
         kill(worker_of(self.pods[i].pid))
@@ -122,9 +122,9 @@ class Job:
     def wait_for(
         self, since: float, timeout_s: float, *, smaller: bool = False, life: int = 0
     ) -> float | None:
-        """The time of the first step of all ranks since then; None: too late.
+        """The time of the first step of all ranks after `since`; None: too late.
 
-        `smaller`: of fewer too, and one of all counts only in a later life than this.
+        `smaller`: also a step of fewer ranks; a step of all ranks counts only after life `life`.
         """
         while time.time() < since + timeout_s:
             self.keep()
@@ -139,7 +139,7 @@ class Job:
         return last_step(self.run) if self.run.exists() else 0
 
     def measure(self, harm: Callable[["Job"], None], limit_s: float) -> list[float] | None:
-        """Seconds to the next new step and to that of all ranks, and the steps done again."""
+        """Seconds to the next new step, seconds to one of all ranks, number of repeated steps."""
         time.sleep(CALM_S)
         if self.wait_for(time.time(), START_S) is None:
             return None
@@ -180,7 +180,7 @@ def prepare(folder: Path) -> Path:
 
 
 def rounds(kind: str, folder: Path, data: Path, count: int, limit_s: float) -> None:
-    """Every kill `count` times, and what they cost."""
+    """Do every kill `count` times, and print the costs."""
     results: dict[str, list[list[float] | None]] = {name: [] for name in KILLS}
     job = None
     try:

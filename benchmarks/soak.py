@@ -1,12 +1,11 @@
-"""Goodput of a job whose pods and workers are killed all the time.
+"""Goodput of a job whose pods and workers are killed again and again.
 
     python benchmarks/soak.py [--every 120] [--minutes 10] [--dir .bench]
 
-Four local pods train the model `tiny` on the Python source on this machine, prepared as the demo
-prepares it. Every so often one, drawn at random, is killed: the pod with all its processes, or its
-training process. Goodput is the seconds of the steps that count over the seconds that passed, both
-from the run's own records, between the first step and the last; what is missing is split as the
-ledger's `world` events have it.
+Four local pods train the model `tiny` on the Python source on this machine, prepared like the
+demo's dataset. At each interval a random pod, or only its training process, is killed. Goodput is
+the seconds of steps that count divided by the elapsed seconds, both from the run's log, between the
+first step and the last; the lost time is split by the ledger's `world` events.
 """
 
 import argparse
@@ -31,7 +30,7 @@ PODS = 4
 
 
 def kill_one(folder: Path, rng: random.Random) -> str:
-    """Kill a pod or its worker; what was killed, or why it could not be."""
+    """Kill a pod or its worker; return a text: its name, or the reason why it failed."""
     index, what = rng.randrange(PODS), rng.choice(["pod", "worker"])
     pods = (read_json(folder / "jobs/soak/status.json") or {}).get("pods", {})
     try:
@@ -41,16 +40,16 @@ def kill_one(folder: Path, rng: random.Random) -> str:
         else:
             os.kill(worker_of(pid), signal.SIGKILL)
     except (KeyError, TypeError, ValueError, OSError) as error:
-        return f"{what} {index} is not there ({error!r})"
+        return f"{what} {index} does not run ({error!r})"
     return f"{what} {index}"
 
 
 def soak(folder: Path, every_s: float, seconds: float, seed: int) -> None:
-    """Run the job for so long, with its kills; it is stopped in good order."""
+    """Run the job for so long, with kills, then stop it by SIGINT."""
     rng, run = random.Random(seed), folder / "volumes/runs/soak"
     command = [sys.executable, "-c", "from gptddp.k8s import main; main()", "submit"]
     command += ["--name", "soak", "--replicas", str(PODS), "--local", "--local-dir", str(folder)]
-    command += ["--", "--steps", "1000000", "--eval-every", "1000"]  # no evaluation, as a rule
+    command += ["--", "--steps", "1000000", "--eval-every", "1000"]  # usually no evaluation
     with (folder / "job.log").open("wb") as log:
         job = subprocess.Popen(command, stderr=log)
         try:
@@ -63,7 +62,7 @@ def soak(folder: Path, every_s: float, seconds: float, seed: int) -> None:
                 if left > every_s:
                     print(f"{time.strftime('%X')} kill: {kill_one(folder, rng)}", flush=True)
             job.send_signal(signal.SIGINT)
-            assert job.wait(120) == 130, f"the job did not stop in good order: see {folder}/job.log"
+            assert job.wait(120) == 130, f"the job did not stop cleanly: see {folder}/job.log"
         finally:
             if job.poll() is None:
                 job.kill()  # its reaper ends the pods
@@ -92,7 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--every", type=float, default=120.0, help="seconds between kills [120]")
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--dir", type=Path, default=Path(".bench"), help="its data is kept there")
+    parser.add_argument("--dir", type=Path, default=Path(".bench"), help="folder for its data")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.dir.mkdir(parents=True, exist_ok=True)

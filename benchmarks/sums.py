@@ -1,19 +1,19 @@
-"""What exact sums of gradients cost, beside fast ones, at several world sizes.
+"""The cost of exact sums of gradients, compared with fast sums, at several world sizes.
 
     python benchmarks/sums.py [--shapes tiny,gpt2] [--worlds 1,2,4,5,7] [--rounds 5]
 
 A row for each shape and number of ranks, all on this machine, with both kinds of sums on the same
 random tokens:
 
-CPU-s    a step, summed over the ranks: a clock on fewer cores than ranks measures the scheduler.
-         Both kinds are in the same processes and take turns
-MB       a step, on the wire, of all ranks: what the loopback has carried, for other processes too
-MiB      the largest peak of a rank's memory, in processes that have one kind only
-error    of a gradient against the sum in float64 of the same micro-batches, the largest of all
-         tensors, as a part of the tensor's largest gradient
+CPU-s    per step, summed over the ranks: wall time with fewer cores than ranks measures the
+         scheduler. Both kinds alternate in the same processes
+MB       per step, sent by all ranks: the traffic of the loopback, that of other processes included
+MiB      the largest peak of a rank's memory, in processes with only one kind
+error    of a gradient, compared with the float64 sum of the same micro-batches: the largest over
+         all tensors, relative to the tensor's largest gradient
 
-The model of `gpt2` has two of its layers and a vocabulary of 16384, for seven of them to fit into
-one machine. Each rank has one slot of ten rows there, as on 48 ranks, where exact sums cost most.
+The model of `gpt2` has two layers and a vocabulary of 16384, so that seven of them fit into one
+machine. Each rank has one slot of ten rows, as with 48 ranks, where exact sums cost most.
 """
 
 import argparse
@@ -49,8 +49,8 @@ SHAPES = {
 }
 VOCABULARY = {"tiny": 4096, "gpt2": 16384}
 KINDS = ("fast", "exact")
-STEPS = {"tiny": 3, "gpt2": 1}  # of a turn
-STEP = 1  # none of those that hash their rows again
+STEPS = {"tiny": 3, "gpt2": 1}  # per turn
+STEP = 1  # a step that does not hash its rows again
 
 
 class Side:
@@ -63,7 +63,7 @@ class Side:
         self.ddp = DDP(self.net, gradient_as_bucket_view=True)
         self.sums = sums.build(self.ddp, c, world)
         self.batch = random_batch(c, world)
-        for _ in range(2):  # buckets and grids
+        for _ in range(2):  # settle buckets and grids
             self.step()
 
     def step(self) -> None:
@@ -76,11 +76,11 @@ class Side:
         self.optimizer.zero_grad()
 
     def sum(self) -> None:
-        """All ranks: the gradients of a step."""
+        """All ranks: compute the gradients of a step."""
         forward_backward(self.ddp, self.batch, self.targets, STEP, self.c, self.world, self.sums)
 
     def error(self) -> float:
-        """All ranks: of the gradients, against float64; the model is of no use afterwards."""
+        """All ranks: the error of the gradients against float64; spoils the model's state."""
         self.sum()
         params = list(self.net.parameters())
         found = [p.grad.clone() for p in params]
@@ -103,7 +103,7 @@ class Side:
 
 
 def random_batch(c: Config, world: World) -> Batch:
-    """This rank's rows of a step: those of a lane are the same whoever has it."""
+    """This rank's rows of a step; the rows of a lane do not depend on the rank."""
     rows = []
     for lane in owned(world.rank, world.world_size, c.lanes):
         shape = (c.batch // c.lanes, c.seq_len + 1)
@@ -123,7 +123,7 @@ def turns(world: World, c: Config, rounds: int) -> dict[str, list[tuple[float, f
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for i in range(rounds):
         for kind in KINDS if i % 2 else reversed(KINDS):
-            world.all_reduce(torch.zeros(1))  # all ranks have ended the turn before
+            world.all_reduce(torch.zeros(1))  # all ranks have finished the previous turn
             carried, began = loopback_bytes(), time.process_time()
             for _ in range(STEPS[c.preset]):
                 sides[kind].step()
@@ -135,14 +135,14 @@ def turns(world: World, c: Config, rounds: int) -> dict[str, list[tuple[float, f
 
 
 def alone(world: World, c: Config) -> tuple[float, float]:
-    """All ranks: (MiB of the rank that needs most, error) of one kind."""
+    """All ranks: (MiB of the rank that needs the most memory, error) for one kind."""
     side = Side(c, world)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return max(world.gather(peak)), side.error()
 
 
 def loopback_bytes() -> int:
-    """What it has received since the machine has started."""
+    """Bytes that the loopback interface has received since the machine started."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     (line,) = (line for line in lines if line.strip().startswith("lo:"))
     return int(line.split(":")[1].split()[0])
@@ -164,7 +164,7 @@ def worker(rank: int, world_size: int, port: int, work: Callable[..., Any], args
 
 
 def on_ranks(world_size: int, work: Callable[..., Any], *args: Any) -> Any:
-    """What `work(world, *args)` gives on rank 0 of so many new processes; args[0]: a Config."""
+    """The result of `work(world, *args)` on rank 0 of so many new processes; args[0]: a Config."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     out = mp.get_context("spawn").SimpleQueue()

@@ -1,10 +1,10 @@
-"""Training speed on CPUs: ours against PyTorch's plain defaults, and the loop's own overhead.
+"""Training speed on CPUs: ours compared with PyTorch's defaults, and the overhead of the loop.
 
     python benchmarks/trainer.py [--rounds 3]
 
 Two processes train the model `tiny` with a vocabulary of 4096 on random text, a step of 48 rows of
-256 tokens. The three variants take turns in one run, so that a noisy machine is noisy for all; CPU
-time, which other processes disturb least, is given beside the clock's:
+256 tokens. The three variants alternate in one run, so that a noisy machine affects all. Besides
+wall time it prints CPU time, which other processes disturb least:
 
 plain     a DDP loop as in PyTorch's tutorial: fp32, the stock loss and optimizer, data in memory
 bare      our model, loss, precision and optimizer in a loop that does nothing else
@@ -37,14 +37,14 @@ from gptddp.model.gpt import GPT
 from gptddp.training import entry, life
 from gptddp.training.stop import StopFlag
 
-# Of a variant in a round. The first ones warm up, and the loader fills its queue beside them: what
-# it packs ahead then lasts for much longer than the benchmark.
+# Steps of a variant in a round. During the first ones the loader fills its queue: the rows packed
+# ahead then last much longer than the benchmark.
 STEPS, SKIPPED = 40, 20
 VOCABULARY = 4096
 
 
 class PlainGPT(GPT):
-    """The same network with the loss as one writes it first: all logits, F.cross_entropy."""
+    """Our network with a simple loss: all logits, F.cross_entropy."""
 
     def forward(self, x, y=None):
         logits = super().forward(x)
@@ -52,7 +52,7 @@ class PlainGPT(GPT):
 
 
 class Laps:
-    """Wall and CPU seconds between the beginnings of consecutive steps, of this process."""
+    """Wall and CPU seconds of this process between the starts of consecutive steps."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[float, float]] = []
@@ -61,7 +61,7 @@ class Laps:
         self._marks.append((time.perf_counter(), time.process_time()))
 
     def seconds(self) -> list[tuple[float, float]]:
-        """Without the first steps, which warm up, and the last, which evaluates."""
+        """The seconds of each step, without the first steps (warm-up) and the last (evaluation)."""
         pairs = zip(self._marks, self._marks[1:], strict=False)
         return [(b[0] - a[0], b[1] - a[1]) for a, b in pairs][SKIPPED : STEPS - 2]
 
@@ -80,7 +80,7 @@ def plain(c: Config, world: World, laps: Laps) -> None:
 
 
 def bare(c: Config, world: World, laps: Laps) -> None:
-    """Our model step and nothing around it."""
+    """Only our model step."""
     step = model_step(c, world, VOCABULARY)
     for _ in range(STEPS):
         laps.begin_step()
@@ -88,7 +88,7 @@ def bare(c: Config, world: World, laps: Laps) -> None:
 
 
 def ours(c: Config, world: World, laps: Laps) -> None:
-    """The training loop, which agrees once in every step."""
+    """The training loop; it calls `agree` once in every step."""
     agree = life.agree
 
     def agree_and_mark(*args):
@@ -116,13 +116,13 @@ def worker(rounds: int, folder: str) -> None:
                 laps = Laps()
                 variant(c, world, laps)
                 seconds[name] += laps.seconds()
-                use(c, world.device)  # for the two that are ours
+                use(c, world.device)  # for our two variants
         if world.rank == 0:
             report(seconds, c)
 
 
 def report(seconds: dict[str, list[tuple[float, float]]], c: Config) -> None:
-    """A line a variant, then the two ratios that matter."""
+    """A line per variant, then the two ratios that matter."""
     wall = {name: statistics.median(w for w, _ in laps) for name, laps in seconds.items()}
     cpu = {name: statistics.median(s for _, s in laps) for name, laps in seconds.items()}
     for name in seconds:

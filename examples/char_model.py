@@ -1,4 +1,4 @@
-"""A small GPT over characters, and the text that it learns."""
+"""A small GPT over characters, and its text."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ PAGES = sorted((Path(__file__).parent.parent / "docs").glob("*.md"))
 
 
 class Text:
-    """Files as one string of known characters; the same on every rank that has the same files."""
+    """Files as one string of known characters; equal on all ranks with the same files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         try:
@@ -21,7 +21,7 @@ class Text:
         except (OSError, UnicodeDecodeError) as error:
             raise SystemExit(f"--text cannot be read: {error}") from error
         if len(text) < 1000:
-            raise SystemExit(f"--text has {len(text)} characters in all: give it 1,000 or more")
+            raise SystemExit(f"--text has {len(text)} characters: give 1,000 or more")
         self.characters = sorted(set(text))
         self.sha256 = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.ids = torch.tensor(self.encode(text))
@@ -29,7 +29,7 @@ class Text:
     def encode(self, text: str) -> list[int]:
         number = {character: n for n, character in enumerate(self.characters)}
         if unknown := sorted(set(text) - set(self.characters)):
-            raise SystemExit(f"the text that was trained on has no {unknown[0]!r}: leave it out")
+            raise SystemExit(f"the training text has no {unknown[0]!r}: remove it from --sample")
         return [number[character] for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -37,7 +37,7 @@ class Text:
 
 
 class Windows(Dataset):
-    """Pieces of `length` ids that do not overlap, each with the ids that follow; int64."""
+    """Pieces of `length` ids that do not overlap, each with the next ids as targets; int64."""
 
     def __init__(self, ids: torch.Tensor, length: int) -> None:
         self.ids, self.length = ids, length
@@ -51,7 +51,7 @@ class Windows(Dataset):
 
 
 class Block(nn.Module):
-    """Attention to what came before, and a layer of its own for each character."""
+    """Attention to earlier characters, and an MLP for each character."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(rows, length, width) -> the same."""
+        """(rows, length, width) -> the same shape."""
         rows, length, width = x.shape
         qkv = self.qkv(self.before_attention(x)).view(rows, length, 3, self.heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -92,7 +92,7 @@ class CharGPT(nn.Module):
 
     @torch.no_grad()
     def sample(self, ids: list[int], count: int, seed: int) -> list[int]:
-        """`count` ids that go on from these, drawn by a generator of their own."""
+        """`ids` and `count` more, drawn with a separate generator."""
         self.eval()
         device = self.head.weight.device
         random, found = torch.Generator().manual_seed(seed), list(ids)

@@ -1,7 +1,7 @@
-"""What every script here begins with: the ranks, their process group, and what they share out.
+"""Shared by all scripts: ranks, the process group, and operations over all ranks.
 
 One process, several under torchrun, several nodes and Slurm's tasks differ in a few environment
-variables. They are read here, and nowhere else.
+variables. Only this module reads them.
 """
 
 import contextlib
@@ -19,27 +19,27 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
-TIMEOUT = timedelta(minutes=5)  # a collective that waits for longer is an error on each rank
-_left: list[Any] = []  # the group that this process has left
+TIMEOUT = timedelta(minutes=5)  # a collective that waits longer is an error on each rank
+_left: list[Any] = []  # keeps the process group; see `run`
 log = logging.getLogger("examples")
 
 
 @dataclass(frozen=True)
 class World:
-    """All processes of the job, as one of them sees them."""
+    """This process and the number of all processes of the job."""
 
     rank: int  # 0 to world_size - 1, over all nodes
     local_rank: int  # among the processes of this node
-    world_size: int  # processes, not GPUs and not nodes
+    world_size: int  # number of processes, not of GPUs or nodes
     device: torch.device
 
 
 def ranks(env: Mapping[str, str]) -> tuple[int, int, int]:
-    """(rank, local rank, world size): torchrun's, srun's, or those of a process alone.
+    """(rank, local rank, world size) from torchrun, from srun, or for a single process.
 
-    srun sets no RANK. Its own variables count where the job script has exported MASTER_ADDR, so
-    that a command typed into a shell of Slurm's is still one process. Tasks beside each other
-    without it would each be a job alone, and all write the same files.
+    srun sets no RANK. Its own variables count if the job script has exported MASTER_ADDR, so that a
+    command in an interactive Slurm shell is still one process. Several tasks without it would be
+    separate jobs that write the same files.
     """
     if "RANK" in env:
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -53,42 +53,42 @@ def ranks(env: Mapping[str, str]) -> tuple[int, int, int]:
     else:
         return 0, 0, 1
     if missing := [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in env]:
-        raise SystemExit(f"{names[0]} is set but {', '.join(missing)} is not: start by torchrun")
+        raise SystemExit(f"{names[0]} is set but {', '.join(missing)} is not: use torchrun")
     rank, local_rank, world_size = (int(env[name]) for name in names)
     return rank, local_rank, world_size
 
 
 def pick_device(wanted: str, local_rank: int) -> torch.device:
-    """The GPU of this process, or the CPU. Raises SystemExit where there are too few GPUs."""
+    """The GPU of this process, or the CPU. Raises SystemExit if there are too few GPUs."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cpu":
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise SystemExit(
-            f"local rank {local_rank} has no GPU, as this node shows {torch.cuda.device_count()}: "
-            "start one process a GPU (torchrun --nproc-per-node gpu), or use --device cpu. On "
-            "Slurm each task has to see all GPUs of its node: by --gres, not --gpus-per-task"
+            f"local rank {local_rank} has no GPU: this node shows {torch.cuda.device_count()}: "
+            "start one process per GPU (torchrun --nproc-per-node gpu), or use --device cpu. On "
+            "Slurm each task must see all GPUs of its node: use --gres, not --gpus-per-task"
         )
     return torch.device("cuda", local_rank)
 
 
 @contextlib.contextmanager
 def connected(wanted: str = "auto") -> Iterator[World]:
-    """All ranks: into the process group, and out of it again on every path."""
+    """All ranks: join the process group, and leave it at the end, also after an error."""
     rank, local_rank, world_size = ranks(os.environ)
-    # Rank 0 tells how it goes. Warnings and errors come from any rank, with its number.
+    # Only rank 0 logs progress. Warnings and errors come from any rank, with its number.
     level = logging.INFO if rank == 0 else logging.WARNING
     name = f"[rank {rank}] " if world_size > 1 else ""
     logging.basicConfig(level=level, format=f"{name}%(message)s", force=True)
     device = pick_device(wanted, local_rank)
-    where: dict[str, Any] = {}  # env://: torchrun gives a free port, its own rendezvous
+    where: dict[str, Any] = {}  # default: env://, with the variables of torchrun
     if device.type == "cuda":
-        # Before the group: else the first collective of every rank would open GPU 0.
+        # Before the group: otherwise the first collective of every rank would open GPU 0.
         torch.cuda.set_device(device)
         where["device_id"] = device
     if world_size == 1:
-        where["store"] = dist.HashStore()  # in this process: a port is not needed
+        where["store"] = dist.HashStore()  # in this process, without a port
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=TIMEOUT, **where)
     try:
@@ -100,22 +100,22 @@ def connected(wanted: str = "auto") -> Iterator[World]:
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-    """`main`, and then the end of this process with its exit code: without destructors.
+    """Run `main`, then end this process with its exit code, without destructors.
 
-    That of gloo's group joins gloo's threads and holds the GIL meanwhile (torch 2.15). A thread
-    that needs the GIL to drop the tensor of the last collective then never ends, nor does the
-    process, every other time on a busy machine. So the group is kept, and goes with the process.
+    The destructor of gloo's group joins gloo's threads while it holds the GIL (torch 2.15). If a
+    thread needs the GIL to drop the tensor of the last collective, neither ends: on a busy machine
+    this happens every other time. So the group is kept until the process ends.
     """
     code: Any = 0
     try:
         record(main)()  # under torchrun, the error of the rank that failed first is shown
-    except SystemExit as end:  # a mistake of the user's: its message, or argparse's exit code
+    except SystemExit as end:  # a user's mistake: its message, or argparse's exit code
         code = end.code
         if isinstance(code, str):
             logging.error(code)
             code = 1
     except KeyboardInterrupt:
-        logging.error("stopped; the same command goes on from the newest snapshot")
+        logging.error("stopped; the same command continues from the newest snapshot")
         code = 130
     except BaseException:
         traceback.print_exc()
@@ -126,10 +126,10 @@ def run(main: Callable[[], None]) -> NoReturn:
 
 
 def agree(given: Mapping[str, Any], world: World) -> None:
-    """All ranks: raises SystemExit, on all, unless all were given the same.
+    """All ranks: raise SystemExit, on all ranks, if their flags differ.
 
-    Each node has a command line of its own. With fewer epochs or larger batches on one of them,
-    its ranks would leave early, and the others wait for them until the time limit.
+    Each node has its own command line. With fewer epochs or larger batches on one node, its ranks
+    would end early, and the others would wait for them until the timeout.
     """
     all_given: list[Any] = [None] * world.world_size
     dist.all_gather_object(all_given, dict(given))  # all ranks
@@ -138,14 +138,14 @@ def agree(given: Mapping[str, Any], world: World) -> None:
             if other[name] != value:
                 raise SystemExit(
                     f"--{name.replace('_', '-')} is {value!r} for rank 0, but {other[name]!r} for "
-                    f"rank {rank}: give all nodes the same"
+                    f"rank {rank}: give all nodes the same value"
                 )
 
 
 def sync_batch_norm(model: nn.Module, world: World, batch_size: int) -> nn.Module:
-    """BatchNorm over the samples of all ranks, where PyTorch has it; else a word, and as it is.
+    """Make BatchNorm use the samples of all ranks; on CPUs only log that it does not.
 
-    To be called before the model is wrapped. `SyncBatchNorm` refuses tensors on a CPU.
+    Call it before DDP wraps the model. `SyncBatchNorm` refuses tensors on a CPU.
     """
     kinds = nn.modules.batchnorm._BatchNorm
     if world.world_size == 1 or not any(isinstance(m, kinds) for m in model.modules()):
@@ -154,8 +154,8 @@ def sync_batch_norm(model: nn.Module, world: World, batch_size: int) -> nn.Modul
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     log.info(
         "BatchNorm: PyTorch's SyncBatchNorm needs GPUs, so each rank normalises by its own %d "
-        "samples, not by all %d, and the running averages that are tested and saved are rank 0's. "
-        "With few samples a rank, raise --batch-size.",
+        "samples, not by all %d, and rank 0's running averages are tested and saved. With few "
+        "samples per rank, raise --batch-size.",
         batch_size,
         batch_size * world.world_size,
     )
@@ -164,17 +164,17 @@ def sync_batch_norm(model: nn.Module, world: World, batch_size: int) -> nn.Modul
 
 @torch.no_grad()
 def broadcast_buffers(model: nn.Module) -> None:
-    """All ranks: rank 0's running averages, which are those that are saved.
+    """All ranks: copy rank 0's running averages, which are saved, to all ranks.
 
-    DDP does it before a forward pass in training. An evaluation runs without DDP, as ranks may
-    have different numbers of batches there, and would test a different model on each rank.
+    DDP does this before a forward pass in training. An evaluation runs without DDP, because ranks
+    may have different numbers of batches; each rank would test a different model.
     """
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
 
 
 def sum_over_ranks(values: Sequence[float], world: World) -> list[float]:
-    """All ranks: the sums over the ranks, the same on each. Counts are exact up to 2**53."""
+    """All ranks: the sums over the ranks, equal on each. Counts are exact up to 2**53."""
     total = torch.tensor(values, dtype=torch.float64, device=world.device)
     dist.all_reduce(total)
     return total.tolist()

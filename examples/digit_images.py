@@ -1,4 +1,4 @@
-"""The digits: their images, the network that reads them, and how well it does over all ranks."""
+"""The digits: images, network, and evaluation over all ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 def datasets(seed: int) -> tuple[Any, Any]:
     """(train, test): images (1, 8, 8) in 0..1, float32, and labels 0..9, int64.
 
-    The split has a generator of its own with the same seed on every rank: with a split each, the
-    test images of one rank would be trained on by another.
+    The split has a separate generator with the same seed on every rank: with different splits, one
+    rank would train on the test images of another.
     """
     with np.load(Path(__file__).parent / "digits.npz") as file:
         images = torch.from_numpy(file["images"]).float().unsqueeze(1) / 16

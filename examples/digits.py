@@ -3,7 +3,7 @@
     python examples/digits.py
     torchrun --standalone --nproc-per-node 2 examples/digits.py
 
-Run it again to go on: with a larger --epochs, or where it was killed.
+Run it again to continue: with a larger --epochs, or after a kill.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def parse(args: list[str] | None = None) -> argparse.Namespace:
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Rank 0 only: all rows anew, so that an epoch that is done again is there once."""
+    """Rank 0 only: write all rows again, so that a repeated epoch has one row."""
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS)
     table.writeheader()
@@ -45,7 +45,7 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 class Training:
-    """All that one run has: what is saved, and what goes on from there."""
+    """The state of a run: saved in snapshots, and loaded to continue."""
 
     def __init__(self, args: argparse.Namespace, world: World) -> None:
         self.args, self.world = args, world
@@ -53,15 +53,15 @@ class Training:
         self.train, self.test = datasets(args.seed)
         self.sampler = TrainSampler(self.train, world, args.seed)
         pin = world.device.type == "cuda"
-        # A generator of its own: a new pass over the loader draws from the common one otherwise,
-        # and a run that goes on within an epoch makes one pass more.
+        # A separate generator: otherwise each new pass over the loader would draw from the global
+        # one, and a run that continues within an epoch makes one more pass.
         own = torch.Generator().manual_seed(args.seed)
         self.loader = DataLoader(
             self.train, args.batch_size, sampler=self.sampler, pin_memory=pin, generator=own
         )
         torch.manual_seed(args.seed)  # the same weights on every rank
         model = sync_batch_norm(build().to(world.device), world, args.batch_size)
-        torch.manual_seed(args.seed + 1 + world.rank)  # then random numbers of its own for each
+        torch.manual_seed(args.seed + 1 + world.rank)  # from here each rank has its own numbers
         on_gpu = [world.device.index] if pin else None
         self.model = DistributedDataParallel(model, device_ids=on_gpu)
         self.optimizer = torch.optim.SGD(
@@ -69,7 +69,7 @@ class Training:
         )
         self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [6, 8], gamma=0.1)
         self.epoch, self.step = 0, 0
-        self.done = 0  # samples of this epoch, of all ranks
+        self.done = 0  # samples of this epoch, over all ranks
         self.rows: list[dict[str, Any]] = []
         self.best, self.best_model = -1.0, self.model.module.state_dict()
         self.loss, self.samples = 0.0, 0  # of this rank, in this epoch
@@ -77,7 +77,7 @@ class Training:
         self.settings |= {"batch_size": args.batch_size, "lr": args.lr}
 
     def save(self) -> None:
-        """All ranks. The model within DDP, whose names have no `module.` before them."""
+        """All ranks: save a snapshot. The model is unwrapped: names have no `module.` prefix."""
         state = {
             "position": (self.epoch, self.done),
             "step": self.step,
@@ -93,7 +93,7 @@ class Training:
         snapshot.save(self.args.folder / "snapshot.pt", state, own, self.world)
 
     def go_on(self) -> None:
-        """All ranks: at the step behind the newest snapshot, if there is one."""
+        """All ranks: continue from the newest snapshot, if there is one."""
         state = snapshot.load(self.args.folder / "snapshot.pt", self.settings, self.world)
         if state is None:
             return
@@ -107,27 +107,27 @@ class Training:
         self.leave()
         own = snapshot.own_of(state, self.world)
         self.loss, self.samples = own["loss"], own["samples"]
-        log.info("goes on in epoch %d, behind %d samples", self.epoch, self.done)
+        log.info("continues in epoch %d, after %d samples", self.epoch, self.done)
 
     def leave(self) -> None:
-        """What people want of a run, made of what the snapshot has: rank 0 may be on another disk
-        than before, or have been killed when these files were ahead of the snapshot."""
+        """Write the results of the run from the snapshot's state: rank 0 may be on another disk
+        than before, or may have been killed when these files were ahead of the snapshot."""
         if self.world.rank == 0 and self.rows:  # rank 0 only; no collective in here
             snapshot.write(self.args.folder / "best.pt", self.best_model)
             write_csv(self.args.folder / "results.csv", self.rows)
 
     def train_epoch(self) -> float:
-        """All ranks: the rest of the present epoch; samples a second of all ranks."""
-        self.sampler.begin(self.epoch, self.done)  # each epoch another order
+        """All ranks: train the rest of the epoch; returns samples per second over all ranks."""
+        self.sampler.begin(self.epoch, self.done)  # each epoch has another order
         began, before = time.monotonic(), self.done
         for images, labels in self.loader:
             images = images.to(self.world.device, non_blocking=True)
             labels = labels.to(self.world.device, non_blocking=True)
             loss = functional.cross_entropy(self.model(images), labels)
             self.optimizer.zero_grad()
-            loss.backward()  # DDP averages the gradients over all ranks meanwhile
+            loss.backward()  # meanwhile DDP averages the gradients over all ranks
             norm = nn.utils.get_total_norm(p.grad for p in self.model.parameters())
-            if not math.isfinite(norm):  # the same on every rank, so all stop, before they save it
+            if not math.isfinite(norm):  # equal on all ranks, so all stop before they save it
                 raise SystemExit(f"step {self.step}: the gradients are not finite; lower --lr")
             self.optimizer.step()
             self.loss += loss.item() * len(labels)
@@ -139,7 +139,7 @@ class Training:
         return (self.done - before) / (time.monotonic() - began)
 
     def end_epoch(self, speed: float) -> None:
-        """All ranks: test, keep the best, and let the snapshot stand at the *next* epoch."""
+        """All ranks: test, keep the best, and save a snapshot at the start of the *next* epoch."""
         lr = self.schedule.get_last_lr()[0]
         self.schedule.step()
         loss, samples = sum_over_ranks([self.loss, self.samples], self.world)  # all ranks
@@ -152,7 +152,7 @@ class Training:
         )
         self.epoch, self.done = self.epoch + 1, 0
         self.loss, self.samples = 0.0, 0
-        if accuracy > self.best:  # of all ranks together, so all ranks agree
+        if accuracy > self.best:  # computed over all ranks, so all ranks agree
             self.best, now = accuracy, self.model.module.state_dict()
             self.best_model = {name: tensor.clone() for name, tensor in now.items()}
         self.leave()

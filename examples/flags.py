@@ -1,4 +1,4 @@
-"""The flags that the scripts share, checked before a process group is there."""
+"""The flags that the scripts share, checked before the process group is made."""
 
 import argparse
 import math
@@ -12,20 +12,20 @@ def parser(
     found = argparse.ArgumentParser(description=description)
     found.add_argument("--epochs", type=int, default=epochs)
     found.add_argument(
-        "--batch-size", type=int, default=batch_size, help="samples of one process a step"
+        "--batch-size", type=int, default=batch_size, help="samples of one process per step"
     )
     found.add_argument("--lr", type=float, default=lr)
     found.add_argument("--seed", type=int, default=1)
     found.add_argument(
         "--save-every", type=int, default=save_every, help="steps between two snapshots"
     )
-    found.add_argument("--folder", type=Path, default=Path(folder), help="what a run leaves")
+    found.add_argument("--folder", type=Path, default=Path(folder), help="output of the run")
     found.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     return found
 
 
 def parse(own: argparse.ArgumentParser, args: list[str] | None) -> argparse.Namespace:
-    """The flags. Exits with code 2 where one of them cannot be."""
+    """Parse the flags. Exits with code 2 if one is invalid."""
     found = own.parse_args(args)
     for name in ("epochs", "batch_size", "save_every"):
         if getattr(found, name) < 1:

@@ -3,14 +3,14 @@
 #
 #     examples/nodes.sh 2 COMMAND [ARGUMENTS]
 #
-# A node here is a network namespace: it has the host name node0, node1 and so on, an address and a
-# loopback of its own, and one cable to a switch. So nothing but the network joins the nodes: an
-# address or a port that only works within one machine fails here as it would between two. Files,
-# cores and memory are shared. All of it goes with its last process. Needs Linux, iproute2, and root
-# or the right to make user namespaces.
+# A node here is a network namespace: it has the host name node0, node1 and so on, its own address
+# and loopback, and one cable to a switch. So only the network joins the nodes: an address or a port
+# that works only within one machine fails here as between two machines. Files, cores and memory are
+# shared. Everything disappears with the last process. It needs Linux, iproute2, and root or the
+# right to make user namespaces.
 set -euo pipefail
 
-node() { # in a process of its own: node NUMBER SWITCH HOSTS COMMAND...
+node() { # in a separate process: node NUMBER SWITCH HOSTS COMMAND...
     local name=node$1 address=10.0.0.$(($1 + 1)) switch=$2 hosts=$3
     shift 3
     hostname "$name"
@@ -31,14 +31,14 @@ if [[ ! ${1:-} =~ ^[1-9][0-9]?$ || $# -lt 2 ]]; then
     echo "usage: examples/nodes.sh NODES COMMAND [ARGUMENTS]" >&2
     exit 2
 fi
-if [[ ! ${NODES_SWITCH:-} ]]; then # first of all a namespace for the switch
+if [[ ! ${NODES_SWITCH:-} ]]; then # first, a namespace for the switch
     as_root=()
     [[ $(id -u) == 0 ]] || as_root=(--user --map-root-user)
     for program in ip unshare nsenter; do
-        command -v $program >/dev/null || { echo "examples/nodes.sh: no $program here" >&2; exit 3; }
+        command -v $program >/dev/null || { echo "examples/nodes.sh: no $program" >&2; exit 3; }
     done
     if ! unshare "${as_root[@]}" --net --mount true; then
-        echo "examples/nodes.sh: may not make namespaces: run it as root" >&2
+        echo "examples/nodes.sh: no right to make namespaces: run it as root" >&2
         exit 3
     fi
     NODES_SWITCH=1 exec unshare "${as_root[@]}" --net --mount "$BASH" "$0" "$@"
@@ -65,7 +65,7 @@ code=0
 for pid in "${pids[@]}"; do
     one=0
     wait "$pid" || one=$?
-    while kill -0 "$pid" 2>/dev/null; do # a signal has ended `wait`, but not what it waits for
+    while kill -0 "$pid" 2>/dev/null; do # a signal has ended `wait`, but not the process
         one=0
         wait "$pid" || one=$?
     done

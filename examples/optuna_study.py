@@ -1,10 +1,10 @@
-"""Optuna around `gptddp train`: it chooses the values, and each trial is a run of its own.
+"""Optuna with `gptddp train`: it chooses the values, and each trial is a separate run.
 
     pip install optuna
     python examples/optuna_study.py runs/study 20 --data data --steps 300
 
-20 is the number of trials. The same command again adds as many to the study in runs/study; the
-trial that a kill has cut off comes first, and its run continues.
+20 is the number of trials. The same command again adds as many to the study in runs/study; a trial
+that was killed comes first, and its run continues.
 """
 
 import json
@@ -19,7 +19,7 @@ folder, trials, *train = sys.argv[1:]
 
 
 def objective(trial: optuna.Trial) -> float:
-    """The best validation loss of a run, in nats a token."""
+    """The best validation loss of a run, in nats per token."""
     lr = trial.suggest_float("lr", 1e-4, 1e-1, log=True)
     decay = trial.suggest_float("weight_decay", 0.01, 1.0, log=True)
     run = f"{folder}/lr-{lr:g}-weight-decay-{decay:g}"

@@ -1,4 +1,4 @@
-"""Which samples a rank trains on, and which it tests: over all ranks none of them twice."""
+"""The training and test samples of a rank: over all ranks no sample occurs twice."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from torch.utils.data import DistributedSampler
 
 
 class TrainSampler(DistributedSampler):
-    """DistributedSampler that can begin within an epoch. No sample comes twice in an epoch.
+    """DistributedSampler that can start within an epoch. No sample occurs twice in an epoch.
 
-    `drop_last` leaves out up to world_size - 1 samples an epoch, others in each, where the default
-    would have as many twice. Raises SystemExit, on all ranks, where a rank would have none.
+    `drop_last` skips up to world_size - 1 samples, other ones in each epoch; the default would
+    repeat as many. Raises SystemExit, on all ranks, if a rank would have no sample.
     """
 
     def __init__(self, dataset: Any, world: World, seed: int) -> None:
@@ -24,13 +24,13 @@ class TrainSampler(DistributedSampler):
         super().__init__(
             dataset, world.world_size, world.rank, shuffle=True, seed=seed, drop_last=True
         )
-        self.skip = 0  # samples of this rank that the epoch has had
+        self.skip = 0  # samples of this rank that are done in this epoch
 
     def begin(self, epoch: int, done: int = 0) -> None:
-        """Another order for each epoch, and go on behind `done` samples of all ranks together.
+        """Start an epoch, which has its own order, after `done` samples of all ranks together.
 
-        At another world size than before, `done` may not be a multiple: rounded up, or some of them
-        would come again.
+        After a change of the world size `done` may not be a multiple of it: it is rounded up, so
+        that no sample is repeated.
         """
         self.set_epoch(epoch)
         self.skip = min(-(-done // self.num_replicas), self.num_samples)
@@ -43,8 +43,8 @@ class TrainSampler(DistributedSampler):
 
 
 def test_share(samples: int, world: World) -> range:
-    """The samples that this rank tests: over all ranks each of them once, at any world size.
+    """The test samples of this rank: over all ranks each sample once, at any world size.
 
-    DistributedSampler would repeat the first ones until all ranks have the same number.
+    DistributedSampler would repeat the first samples until all ranks have equally many.
     """
     return range(world.rank, samples, world.world_size)

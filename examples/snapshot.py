@@ -1,4 +1,4 @@
-"""A snapshot from which a run goes on at its very step: whole or absent, the same for all ranks."""
+"""A snapshot to continue a run from its exact step: complete or absent, the same for all ranks."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from ddp import World, log
 
 
 def random_state(world: World) -> dict[str, torch.Tensor]:
-    """The state of this rank's generators: what dropout draws from."""
+    """The state of this rank's generators, for dropout."""
     state = {"cpu": torch.get_rng_state()}
     if world.device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(world.device)
@@ -27,10 +27,10 @@ def set_random_state(state: dict[str, torch.Tensor], world: World) -> None:
 
 
 def save(path: Path, state: dict[str, Any], own: dict[str, Any], world: World) -> None:
-    """All ranks: `state`, which is the same on each, and what each has of its `own`.
+    """All ranks: save `state`, which is equal on all ranks, and each rank's `own` values.
 
-    The gathering is a collective, so it stands before the branch of rank 0: within it, rank 0 would
-    wait for the others for ever. One writer in all, not one a node: the folder may be shared.
+    Gathering is a collective, so it is before the branch of rank 0: within the branch, rank 0 would
+    wait forever for the others. Only one rank writes, not one per node: the folder may be shared.
     """
     owns: list[Any] = [None] * world.world_size
     dist.all_gather_object(owns, own | {"random": random_state(world)})  # all ranks
@@ -39,16 +39,16 @@ def save(path: Path, state: dict[str, Any], own: dict[str, Any], world: World) -
 
 
 def write(path: Path, value: Any) -> None:
-    """Rank 0 only: what torch.load reads."""
+    """Rank 0 only: write a file for torch.load."""
     with replaced(path) as file:
         torch.save(value, file)
 
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[IO[bytes]]:
-    """Rank 0 only: a file that takes the place of the old one when it is whole, or never.
+    """Rank 0 only: a new file that replaces the old one when it is complete, or never.
 
-    Raises SystemExit where it cannot be written.
+    Raises SystemExit if it cannot be written.
     """
     part = path.with_name(path.name + ".tmp")
     try:
@@ -56,11 +56,11 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
         with part.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())  # the content is on the disk before it has the name
+            os.fsync(file.fileno())  # the content is on the disk before it has its final name
         part.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # and now the name is
+            os.fsync(folder)  # now the name is on the disk
         finally:
             os.close(folder)
     except OSError as error:
@@ -70,10 +70,10 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def load(path: Path, settings: dict[str, Any], world: World) -> dict[str, Any] | None:
-    """All ranks: the newest snapshot that any rank can read, the same on each; None: there is none.
+    """All ranks: the newest snapshot that any rank can read, sent to all; None: there is none.
 
-    Nodes need not share a disk: a rank whose node has no file, or a damaged one, is sent another's.
-    Raises SystemExit, on all ranks, where there are damaged ones only, or one of other settings.
+    Nodes need not share a disk: a rank with no file or a damaged one gets the file of another rank.
+    Raises SystemExit, on all ranks, if all files are damaged, or the settings differ.
     """
     state, trouble = _read(path)
     found: list[Any] = [None] * world.world_size
@@ -83,12 +83,12 @@ def load(path: Path, settings: dict[str, Any], world: World) -> dict[str, Any] |
     if not positions:
         if troubles:
             raise SystemExit(
-                f"{'; '.join(troubles)}. Put a copy in its place, or remove it to begin anew"
+                f"{'; '.join(troubles)}. Put a copy in its place, or remove it to start again"
             )
         return None
     source = [position for position, _ in found].index(max(positions))
     for text in troubles:
-        log.info("%s; rank %d's is used", text, source)
+        log.info("%s; the file of rank %d is used", text, source)
     box = [state if world.rank == source else None]
     dist.broadcast_object_list(box, src=source)  # all ranks
     state = box[0]
@@ -96,38 +96,38 @@ def load(path: Path, settings: dict[str, Any], world: World) -> dict[str, Any] |
     for name, value in settings.items():
         if (before := state["settings"].get(name)) != value:
             raise SystemExit(
-                f"{name.replace('_', '-')} is {value!r}, but {path} has {before!r}: give it as it "
-                "was, or another --folder"
+                f"{name.replace('_', '-')} is {value!r}, but {path} has {before!r}: give the old "
+                "value, or another --folder"
             )
     return state
 
 
 def own_of(state: dict[str, Any], world: World) -> dict[str, Any]:
-    """This rank's own part, with its generators set.
+    """Return this rank's own values, and set its generators.
 
-    At another world size than before, rank r is another: rank 0 takes what all had together, the
-    others nothing, and random numbers are left to the seed.
+    After a change of the world size the ranks have changed: rank 0 gets the sums of all ranks, the
+    others zeros, and random numbers follow the seed.
     """
     owns = state["owns"]
     if len(owns) == world.world_size:
         set_random_state(owns[world.rank]["random"], world)
         return owns[world.rank]
-    log.info("world size %d before, now %d: other batches", len(owns), world.world_size)
+    log.info("world size %d before, now %d: batches differ", len(owns), world.world_size)
     names = owns[0].keys() - {"random"}
     return {name: sum(own[name] for own in owns) * (world.rank == 0) for name in names}
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """What is in the file, or the trouble with it; neither where there is no file.
+    """(content of the file, or None; error message, or ""). (None, "") if there is no file.
 
-    On the CPU, wherever it was: else every rank would load it onto the GPU of the one that wrote.
-    `weights_only`: tensors and plain values, so that no file can run code.
+    It loads to the CPU: otherwise every rank would load onto the GPU of the rank that wrote it.
+    `weights_only`: only tensors and plain values, so that no file can run code.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        _ = state["position"], state["settings"], state["owns"]  # of ours, not just any file
+        _ = state["position"], state["settings"], state["owns"]  # is it a snapshot of ours?
         return state, ""
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
-    except Exception as error:  # torch raises whatever the damage looks like to it
+    except Exception as error:  # torch raises many types for damaged files
         return None, f"{path} is damaged, or no snapshot ({type(error).__name__})"

@@ -2,7 +2,7 @@
 
     python examples/spawn.py 2 examples/digits.py --epochs 3
 
-For one machine, and to see what a launcher does. torchrun does more: several nodes, restarts.
+It works on one machine, and shows the job of a launcher. torchrun adds several nodes and restarts.
 """
 
 import os
@@ -15,14 +15,14 @@ import torch.multiprocessing as mp
 
 
 def start(local_rank: int, world_size: int, port: int, command: list[str]) -> None:
-    """In each process: the five variables of env://, and then the script."""
+    """In each process: set the five variables of env://, then run the script."""
     os.environ |= {
         "RANK": str(local_rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 need not open a store: this parent has
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the parent process has the store, not rank 0
     }
     sys.argv = command
     sys.path[0] = os.path.dirname(os.path.abspath(command[0]))
@@ -33,18 +33,18 @@ def main() -> None:
     if len(sys.argv) < 3 or not sys.argv[1].isdigit() or int(sys.argv[1]) < 1:
         raise SystemExit("usage: python examples/spawn.py PROCESSES SCRIPT [ARGUMENTS]")
     world_size, command = int(sys.argv[1]), sys.argv[2:]
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: else each takes all cores
-    # Port 0: the system gives a free one, and it is ours until the end. A fixed number, or one that
-    # was looked for and let go of, would be that of another job sooner or later.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # like torchrun: otherwise each takes all cores
+    # Port 0: the system gives a free port, which stays ours until the end. A fixed port, or a free
+    # one that was found and released, could belong to another job.
     store = dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5)
     )
-    try:  # one that fails ends the others, and this process with an error
+    try:  # a process that fails ends the others, and this one with an error
         mp.spawn(start, (world_size, store.port, command), nprocs=world_size)
-    except mp.ProcessExitedException as error:  # it has said why
+    except mp.ProcessExitedException as error:  # the process has printed the reason
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
-        sys.exit(130)  # the processes have been interrupted too
+        sys.exit(130)  # Ctrl-C has reached the processes, too
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""From a prepared dataset to batches (tokenizer, lanes, packing, loader), for every part above."""
+"""From a prepared dataset to batches: tokenizer, lanes, packing, loader. All other parts use it."""

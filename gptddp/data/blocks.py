@@ -1,4 +1,4 @@
-"""The blocks of a lane, made one after the other: read, tokenise, pack, shuffle, hash."""
+"""Makes the blocks of a lane, one after the other: read, tokenise, pack, shuffle, hash."""
 
 import threading
 from collections import deque
@@ -17,28 +17,28 @@ from gptddp.distributed.pulse import beat
 from gptddp.errors import BadRowGroup, DataError
 
 RETRY_S = (0.2, 1.0, 5.0)  # waits before reading a row group again
-_NEVER = threading.Event()  # which stops nobody
+_NEVER = threading.Event()  # never set
 
-Encode = Callable[[Any], np.ndarray]  # of a document, text or token ids
-Document = tuple[Any, bool]  # and whether it goes on in another row of the dataset
+Encode = Callable[[Any], np.ndarray]  # takes a document: text or token ids
+Document = tuple[Any, bool]  # text or ids; does another row of the dataset continue it?
 
 
 @dataclass(frozen=True)
 class Made:
-    """A packed block, its rows in their final order, and where it is from."""
+    """A packed block with its rows in their final order, and its origin."""
 
     epoch: int
     block: int
-    after: tuple[int, int]  # (epoch, block) of the next
-    first: int  # where rows[0] is in the block: not 0 if a restored position was inside it
+    after: tuple[int, int]  # (epoch, block) of the next block
+    first: int  # index of rows[0] in the block: not 0 if a restored position was inside it
     rows: Packed
-    hashes: np.ndarray  # uint64, one a row
-    origin: np.ndarray  # int64, four a row: see packing.origins
+    hashes: np.ndarray  # uint64, one per row
+    origin: np.ndarray  # int64, four per row: see packing.origins
 
 
 @dataclass
 class Source:
-    """One split of a dataset, and all that is needed to make blocks of it."""
+    """One split of a dataset, and everything needed to make its blocks."""
 
     dataset: Dataset
     split: str
@@ -48,25 +48,25 @@ class Source:
     pack: str = "best-fit"
     cache: Cache | None = None
     quarantined: frozenset[int] = frozenset()  # row groups that count as empty; never read
-    # Of row groups that were cut for lanes: the packed rows, until another lane takes its part.
+    # Packed rows of row groups that several lanes share, until another lane takes its part.
     _shared: dict[int, Packed] = field(default_factory=dict)
 
     @property
     def library(self) -> str | None:
-        """What makes the tokens, with its version; None where no library does."""
+        """The library that makes the tokens, with its version; None if there is none."""
         return None if self.dataset.pretokenized else self.tokenizer.library
 
     def encoder(self) -> Encode:
-        """A new function from a document to its tokens (1-D), to be used in one thread."""
+        """A new function from a document to its tokens (1-D), for use in one thread."""
         return (lambda ids: ids) if self.dataset.pretokenized else self.tokenizer.encoder()
 
     def name(self, group: int) -> str:
-        """A row group as a message says it."""
+        """The name of a row group in a message."""
         it = self.groups[group]
         return f"{self.dataset.dir / it.path}, row group {it.index}"
 
     def cached(self, block: Block) -> tuple[Packed | None, tuple[object, ...]]:
-        """(all rows of the block's row group or None, its identity in the cache: see `keep`)."""
+        """(all rows of the block's row group or None, the row group's cache key: see `keep`)."""
         if (rows := self._shared.pop(block.group, None)) is not None:
             return rows, ()
         if self.cache is None or block.group in self.quarantined:
@@ -74,7 +74,7 @@ class Source:
         group = self.groups[block.group]
         try:
             file = (self.dataset.dir / group.path).stat()
-        except OSError:  # reading will say what is wrong
+        except OSError:  # reading it will report the error
             return None, ()
         identity = (
             self.dataset.sha256,
@@ -90,9 +90,10 @@ class Source:
         return self.cache.get(identity, self.seq_len, self.tokenizer.dtype), identity
 
     def keep(self, block: Block, identity: tuple[object, ...], rows: Packed) -> None:
-        """Keep all rows of the block's row group, under the identity that `cached` has given.
+        """Keep all rows of the block's row group, under the identity that `cached` returned.
 
-        Without a cache in memory, if another lane has a part: one row group a lane at most.
+        Without a cache they stay in memory if another lane has a part: at most one row group per
+        lane.
         """
         if self.cache is None and not block.is_whole:
             self._shared[block.group] = rows
@@ -100,11 +101,11 @@ class Source:
             self.cache.put(identity, rows)
 
     def documents(self, group: int, stopped: threading.Event = _NEVER) -> list[Document]:
-        """The documents of a row group that have text, or tokens, in order: [] in quarantine.
+        """The documents of a row group that are not empty, in order: [] in quarantine.
 
-        The errors of a network volume may pass, so reading is tried again, after waits that
-        `stopped` ends. Raises BadRowGroup after the last attempt; DataError, or an OSError that may
-        pass, where the whole dataset is out of reach.
+        Errors of a network volume may pass, so reading is retried, after waits that `stopped` ends.
+        Raises BadRowGroup after the last attempt; DataError, or an OSError that may pass, if the
+        whole dataset is out of reach.
         """
         if group in self.quarantined:
             return []
@@ -114,9 +115,9 @@ class Source:
                 return self._read(group)
             except DataError as error:
                 last = error
-        self.dataset.check_storage()  # a volume that is away must not count as bad files
+        self.dataset.check_storage()  # an absent volume must not count as bad files
         # Validation has no quarantine: losses can be compared only over the same rows.
-        way_out = ", or go on without it: --on-bad quarantine" if self.split == "train" else ""
+        way_out = ", or train without it: --on-bad quarantine" if self.split == "train" else ""
         raise BadRowGroup(
             f"{last} ({1 + len(RETRY_S)} attempts within {sum(RETRY_S):.0f} s); put the file "
             f"back from a copy, or prepare the data again{way_out}",
@@ -132,7 +133,7 @@ class Source:
             if stopped.is_set():
                 return None
             tokens.append(encode(document))
-            beat()  # for the trainer, which may wait for these rows
+            beat()  # the trainer may be waiting for these rows
         goes_on = [mark for _, mark in documents]
         bos, dtype = self.tokenizer.bos, self.tokenizer.dtype
         return pack(tokens, bos, self.seq_len, dtype, self.pack, goes_on)
@@ -145,39 +146,39 @@ class Source:
 
 
 class Lane:
-    """One lane: the block to make next, the rows that are ready, the row to take next."""
+    """One lane: the next block to make, the ready rows, the next row to take."""
 
     def __init__(
         self, number: int, dealt: Sequence[Block], seed: int, cursor: Sequence[int] = (0, 0, 0)
     ) -> None:
-        """`cursor`: (epoch, block, row) to begin at; DataError where the lane has no such block."""
+        """`cursor`: (epoch, block, row) to start at; DataError if the lane has no such block."""
         self.number, self.dealt, self.seed = number, dealt, seed
         # making blocks: used only by the thread that has set `busy`
         self.busy = False
-        self.stopped = threading.Event()  # nobody wants its rows any more
+        self.stopped = threading.Event()  # its rows are not needed any more
         self.error: BaseException | None = None
-        self.reading = ""  # the file, as a message says it, while it is read; for any thread
+        self.reading = ""  # the name of the row group that is being read; for any thread
         self.epoch, self.block, self._skip = cursor
         self._plan = blocks(dealt, seed, number, self.epoch)
         if not 0 <= self.block < len(self._plan):
             raise self._misplaced(f"only {len(self._plan)} blocks")
-        self._without_rows = 0  # blocks without rows, one after the other
+        self._without_rows = 0  # consecutive blocks without rows
         # taking rows: under the producer's lock
         self.ready: deque[Made] = deque()
-        self.used: list[Made] = []  # that the last rows taken were the end of
-        self.taken = 0  # rows of ready[0]
-        self.rows = 0  # ready and not taken
+        self.used: list[Made] = []  # blocks that the last call of `take` finished
+        self.taken = 0  # rows taken of ready[0]
+        self.rows = 0  # rows that are ready and not taken
         self.cursor = tuple(cursor)
 
     def make(self, source: Source, encode: Encode) -> Made | None:
-        """Make the next block and move on; None if it has no rows, or if stopped.
+        """Make the next block and advance; None if it has no rows, or if stopped.
 
-        Raises BadRowGroup when its row group cannot be read; DataError when the whole dataset is
-        out of reach, when an epoch has no rows, or when the cursor is behind the block's last row.
+        Raises BadRowGroup if its row group cannot be read; DataError if the whole dataset is out of
+        reach, if an epoch has no rows, or if the cursor is past the block's last row.
         """
         block, quarantined = self._plan[self.block], source.quarantined
         if block.group in quarantined:
-            self._skip = 0  # some of its rows may have been trained before it went bad
+            self._skip = 0  # some of its rows may have been trained before it was damaged
         documents: Sequence[Document] = ()
         self.reading = source.name(block.group)
         try:
@@ -190,7 +191,7 @@ class Lane:
             if (packed := source.pack_rows(documents, encode, self.stopped)) is None:
                 return None
             source.keep(block, identity, packed)
-        # With fewer rows than lanes, several lanes have the same row.
+        # If there are fewer rows than lanes, several lanes have the same row.
         alone = all(other.group in quarantined for other in self._plan if other != block)
         rows = block.rows(len(packed), self.seed, least=alone)
         at, first = (self.epoch, self.block), self._skip
@@ -204,7 +205,7 @@ class Lane:
         return Made(*at, after, first, packed.take(rest), prints[rest], origin[rest])
 
     def take(self, n: int) -> list[tuple[np.ndarray, ...]]:
-        """The next n rows, which must be ready: parts of (tokens, valid, hashes, origin), views."""
+        """The next n rows, which must be ready: parts (tokens, valid, hashes, origin), as views."""
         parts: list[tuple[np.ndarray, ...]] = []
         self.used.clear()
         self.rows -= n
@@ -222,9 +223,9 @@ class Lane:
         return parts
 
     def go_to(self, cursor: Sequence[int]) -> bool:
-        """Take the rows from this cursor on next: those last taken again, or only later ones.
+        """Set the next row to take: back to a row of the last `take`, or forward.
 
-        False where they are not among the rows that are there.
+        False if the row is not in memory.
         """
         if tuple(cursor) == self.cursor:
             return True
@@ -243,11 +244,11 @@ class Lane:
             raise self._misplaced(f"only {n_rows} rows in this block")
         self._skip = 0
         self._without_rows = 0 if n_rows else self._without_rows + 1
-        if self._without_rows >= 2 * len(self._plan):  # from any block on, a whole epoch
+        if self._without_rows >= 2 * len(self._plan):  # a whole epoch, from any block
             raise DataError(
-                f"lane {self.number} has no text: none of the documents of its {len(self.dealt)} "
-                "row groups gives a token; prepare the data set again (that leaves out empty "
-                "documents), or begin a run with fewer lanes"
+                f"lane {self.number} has no text: the documents of its {len(self.dealt)} row "
+                "groups have no tokens; prepare the dataset again (which drops empty documents), "
+                "or start a run with fewer lanes"
             )
         self.block += 1
         if self.block == len(self._plan):

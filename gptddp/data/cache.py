@@ -1,16 +1,16 @@
-"""Packed blocks on the pod's own disk: a restart, or the next epoch, does not tokenise them again.
+"""Packed row groups on the pod's own disk: a restart or the next epoch need not tokenise again.
 
-A file holds one block's rows, before they are shuffled, so lanes, epochs, seeds and the processes
-of a pod share it. Its name is a hash of all that decides the rows: dataset, tokenizer, packing, row
-group and part of it; and the parquet file's size and time of change, so that a changed file is read
-again, and found good or bad as if there were no cache. Its content is a hash and the rows:
+A file holds the packed rows of one row group, before they are shuffled, so lanes, epochs, seeds
+and the processes of a pod share it. Its name is a hash of all that determines the rows: dataset,
+tokenizer and its library, packing, row length, row group; and the size and mtime of the parquet
+file, so that a changed file is read and checked again. Its content is a hash and the rows:
 
     16 bytes         xxh3_128 of the name and of the rest
     n * (T+1) * w    tokens, little-endian, w = 2 or 4 bytes
-    n * ceil(T/8)    which targets are valid, a bit each
+    n * ceil(T/8)    one bit per target: is it valid?
 
-A file appears by rename. One that does not match its hash is removed and made again. Training never
-needs the cache: after an error of the disk there is a warning, and no more is cached.
+A file appears by rename. A file that does not match its hash is removed and built again. Training
+never needs the cache: after an error of the disk it warns, and caches no more.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 LIMIT_BYTES = 1 << 30  # ten blocks of a million tokens for each of 48 lanes
 _HASH_BYTES = 16
 _ROWS, _UNFINISHED = ".rows", ".tmp"
-_STALE_S = 600.0  # an unfinished file this old is of a process that was killed
+_STALE_S = 600.0  # an unfinished file this old belongs to a process that was killed
 
 
 def open_cache(folder: str) -> "Cache | None":
-    """The cache in a subfolder of `folder`; "auto" is TMPDIR, "none" is no cache: None.
+    """The cache in a subfolder of `folder`; "auto" is TMPDIR; None for "none".
 
-    Also None, with a warning, where it cannot be made, or could be written by other users.
+    Also None, with a warning, if the folder cannot be made or other users could write to it.
     """
     if folder == "none":
         return None
@@ -52,7 +52,7 @@ def open_cache(folder: str) -> "Cache | None":
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-            raise PermissionError(None, "not a folder that this user alone can write to")
+            raise PermissionError(None, "not a folder that only this user can write to")
         return Cache(path, min(LIMIT_BYTES, shutil.disk_usage(path).free // 4))
     except OSError as error:
         log.warning("no cache of packed rows in %s: %s", path, error.strerror)
@@ -60,33 +60,33 @@ def open_cache(folder: str) -> "Cache | None":
 
 
 class Cache:
-    """Packed rows by identity, in one folder: many threads and processes may use it at once."""
+    """Packed rows by identity, in one folder; threads and processes may share it."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        """The least recently used files are removed when all have more than `limit_bytes`."""
+        """Beyond `limit_bytes` in total, the least recently used files are removed."""
         self.folder, self.limit_bytes = folder, limit_bytes
         self._writable = True
         self._lock = threading.Lock()
         self._written_bytes = limit_bytes  # since the last _evict: the first `put` calls it
 
     def get(self, identity: Sequence[object], seq_len: int, dtype: npt.DTypeLike) -> Packed | None:
-        """The rows that were put under this identity, or None."""
+        """The rows that were stored under this identity, or None."""
         name = _name(identity)
         path = self.folder / (name + _ROWS)
         try:
             content = path.read_bytes()
             rows = _decoded(content, name, seq_len, np.dtype(dtype).newbyteorder("<"))
             if rows is None:
-                log.warning("%s is damaged: its rows are made again", path)
+                log.warning("%s is damaged: its rows are packed again", path)
                 path.unlink()
             else:
-                os.utime(path)  # _evict goes by the time of the last use
+                os.utime(path)  # _evict sorts by the time of the last use
             return rows
         except OSError:
             return None
 
     def put(self, identity: Sequence[object], rows: Packed) -> None:
-        """Keep rows; an error of the disk is a warning, and from then on nothing is kept."""
+        """Store rows. After an error of the disk it warns, and later calls do nothing."""
         if not self._writable:
             return
         name = _name(identity)
@@ -113,7 +113,7 @@ class Cache:
                 unfinished.unlink(missing_ok=True)
 
     def _evict(self) -> None:
-        """Remove the oldest files beyond the limit, and unfinished ones of killed processes."""
+        """Remove the oldest files beyond the limit, and unfinished files of killed processes."""
         files, total = [], 0
         with os.scandir(self.folder) as entries:
             for entry in entries:

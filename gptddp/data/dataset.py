@@ -1,16 +1,15 @@
-"""A prepared dataset: parquet shards of text, and the `dataset.json` that says what is in them.
+"""A prepared dataset: parquet shards of text, and the manifest `dataset.json`, which lists them.
 
 dataset.json            written last and by rename: a folder without it is no dataset
-tokenizer.json          where the tokenizer is a BPE
+tokenizer.json          if the tokenizer is a BPE
 train/00000.parquet...  column `text`, row groups of at most 1024 documents; or column `tokens`
 val/00000.parquet...    documents that are not in train
 
-A huge document is cut into parts, each of them a row of its own. Then there is a second column,
-`goes_on`: true where what follows in the document is another row. The rows of a document are of one
-split, but in no order.
+A huge document is cut into parts, each a separate row. Then there is a second column, `goes_on`:
+true if another row continues the document. The rows of a document are in one split, in no order.
 
-bad.jsonl               records that `gptddp prepare --max-bad` has left out; not read
-.prepare/               only while `gptddp prepare` is at work, or where it was killed
+bad.jsonl               records that `gptddp prepare --max-bad` has skipped; not read
+.prepare/               only while `gptddp prepare` is running, or after it was killed
 """
 
 import hashlib
@@ -34,11 +33,11 @@ from gptddp.data.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from gptddp.errors import DataError
 from gptddp.files import exists, may_pass, parse_json
 
-FORMAT, VERSION = "gptddp-dataset", 3  # 0.1.0 has made version 1
+FORMAT, VERSION = "gptddp-dataset", 3  # 0.1.0 wrote version 1
 MANIFEST = "dataset.json"
 SCRATCH = ".prepare"  # the first folder that `prepare` makes and the last that it removes
 COLUMN, GOES_ON = "text", "goes_on"
-_FOOTERS = 128  # parsed and kept, about 1 kB a row group; the files are closed after each read
+_FOOTERS = 128  # parsed footers to keep, about 1 kB per row group; files are closed after each read
 _PREPARE = "`gptddp prepare SOURCE... --out DIR`, on a cluster `gptddp-k8s prepare`"
 
 Split = Literal["train", "val"]
@@ -53,7 +52,7 @@ class RowGroup:
     index: int
     rows: int
     text_bytes: int
-    tokens: int  # about, with one for the end of each row: what lanes are dealt by
+    tokens: int  # estimate, plus one for the end of each row; row groups are dealt to lanes by it
 
 
 class Dataset:
@@ -62,11 +61,11 @@ class Dataset:
     def __init__(self, dir: Path, manifest: dict[str, Any], damage: Sequence[str] = ()) -> None:
         self.dir = dir
         self.manifest = manifest
-        self.damage = list(damage)  # training files that are missing or of another size, in words
+        self.damage = list(damage)  # messages: training files that are missing or of another size
 
     @property
     def pretokenized(self) -> bool:
-        """Are the documents token ids, and not text?"""
+        """Are the documents token ids instead of text?"""
         return bool(self.manifest.get("column", COLUMN) == pretokenized.COLUMN)
 
     @cached_property
@@ -77,7 +76,7 @@ class Dataset:
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
     def row_groups(self, split: Split) -> list[RowGroup]:
-        """Every row group of a split: their numbers are their places in this list."""
+        """Every row group of a split; its number is its index in this list."""
         files = self.manifest["splits"][split]["files"]
         return [
             RowGroup(file["path"], index, *group)
@@ -89,7 +88,7 @@ class Dataset:
         """The tokenizer that the dataset was prepared with; raises DataError if it has changed."""
         return self._tokenizer
 
-    @cached_property  # reading one of 50,000 tokens takes a part of a second
+    @cached_property  # loading 50,000 tokens takes a noticeable part of a second
     def _tokenizer(self) -> Tokenizer:
         said = self.manifest["tokenizer"]
         if said["kind"] == "bytes":
@@ -103,18 +102,18 @@ class Dataset:
         return tokenizer
 
     def warnings(self) -> list[str]:
-        """One line for each training file whose damage does not end the run."""
+        """One line for each damaged training file, if damage does not end the run."""
         return [f"{self.dir}: {text}: its row groups cannot be read" for text in self.damage]
 
     def check_whole(self) -> None:
-        """Raise DataError, naming them, if training files are missing or of another size."""
+        """Raise DataError, with their names, if training files are missing or of another size."""
         if self.damage:
             raise _not_whole(self.dir, self.damage)
 
     def check_storage(self) -> None:
-        """Raise DataError if not even the manifest can be read: the whole volume is out of reach.
+        """Raise DataError if even the manifest cannot be read: the whole volume is out of reach.
 
-        Raises OSError where the volume may come back, so that the next life tries again.
+        Raises OSError if the volume may come back, so that the next life tries again.
         """
         try:
             (self.dir / MANIFEST).read_bytes()
@@ -122,24 +121,23 @@ class Dataset:
             if may_pass(error):
                 raise
             raise DataError(
-                f"{self.dir} is out of reach ({error.strerror}): bring the storage back, then give "
+                f"{self.dir} is out of reach ({error.strerror}): bring the storage back, then run "
                 "the same command again"
             ) from error
 
     def read(self, row_group: RowGroup) -> list[str] | list[np.ndarray]:
-        """The documents of a row group, null ones as None: str, or 1-D arrays of token ids.
+        """The documents of a row group: str, or 1-D arrays of token ids; null becomes None.
 
-        Where documents are cut, their parts: see `goes_on`. Pages are checked against their
-        checksums. Raises DataError, naming the row group, for what cannot be read. The error does
-        not say whether trying again may help: a flipped bit and a volume that is away give the same
-        one.
+        A document that was cut has a row for each part: see `goes_on`. Pages are checked against
+        their checksums. Raises DataError, with the row group's name, if it cannot be read. The
+        error does not show whether a retry may help: a flipped bit and an absent volume look alike.
         """
         if self.pretokenized:
             return self._column(row_group, pretokenized.COLUMN, pretokenized.from_arrow)
         return self._column(row_group, COLUMN, pa.ChunkedArray.to_pylist)
 
     def goes_on(self, row_group: RowGroup) -> list[bool]:
-        """For each row of a row group: does its document go on in another row? Raises as `read`."""
+        """For each row of a row group: does another row continue its document? Raises as `read`."""
         if "cut" not in self.manifest:
             return [False] * row_group.rows
         return self._column(row_group, GOES_ON, pa.ChunkedArray.to_pylist)
@@ -151,7 +149,7 @@ class Dataset:
         try:
             stat = path.stat()
             footer = _footer(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            with open_parquet(path, footer) as file:  # threads of Arrow's own would not help
+            with open_parquet(path, footer) as file:  # Arrow's threads would not help
                 table = file.read_row_group(row_group.index, columns=[name], use_threads=False)
             found = values(table.column(name))
         except (OSError, ValueError, IndexError, KeyError, pa.ArrowException) as error:
@@ -168,11 +166,11 @@ class Dataset:
 def open_parquet(
     path: str | os.PathLike[str], footer: pq.FileMetaData | None = None
 ) -> Iterator[pq.ParquetFile]:
-    """Open a parquet file, also one whose name is not UTF-8, which pyarrow alone would refuse.
+    """Open a parquet file, also if its name is not UTF-8, which pyarrow alone would refuse.
 
-    Page checksums are compared where the writer left any: nothing else shows damage of an
-    uncompressed page. There is no pre_buffer, because it would keep all that was read so far in
-    memory. Raises OSError or pyarrow.ArrowException.
+    Page checksums are compared if the file has them: nothing else reveals damage of an uncompressed
+    page. pre_buffer is off, because it would keep all bytes read so far in memory. Raises OSError
+    or pyarrow.ArrowException.
     """
     with (
         pa.OSFile(os.fsencode(path)) as raw,
@@ -185,15 +183,15 @@ def open_parquet(
 
 @lru_cache(maxsize=_FOOTERS)
 def _footer(path: Path, *version: int) -> pq.FileMetaData:
-    """The parsed footer of a file; `version` is what changes when the file is replaced."""
+    """The parsed footer of a file; `version` changes when the file is replaced."""
     with open_parquet(path) as file:
         return file.metadata
 
 
 def is_dataset(path: Path) -> bool:
-    """Does the folder hold a dataset, whole or not? By how its manifest begins.
+    """Does the folder hold a dataset, complete or not? Looks at the first bytes of the manifest.
 
-    A file of that name may as well be huge, and another's. Raises OSError where it cannot be read.
+    A file of that name may be huge and of another program. Raises OSError if it cannot be read.
     """
     manifest = path / MANIFEST
     if not exists(manifest, stat.S_ISREG):
@@ -204,7 +202,7 @@ def is_dataset(path: Path) -> bool:
 
 
 def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
-    """Open a prepared dataset; raises DataError, with the fix, unless all its files are there.
+    """Open a prepared dataset; raises DataError, with the fix, unless all its files exist.
 
     With on_bad "quarantine", training files may be missing or of another size: reading them fails
     later. Raises OSError for an error of the volume that may pass.
@@ -223,17 +221,17 @@ def open_dataset(path: str | os.PathLike[str], on_bad: str = "fail") -> Dataset:
     except (ValueError, KeyError, TypeError):
         known, version = False, None
     if not known:
-        raise DataError(f"{dir / MANIFEST} is not of a dataset of gptddp: make one with {_PREPARE}")
+        raise DataError(f"{dir / MANIFEST} is not a dataset of gptddp: make one with {_PREPARE}")
     if version != VERSION:
         raise DataError(
             f"{dir / MANIFEST} has format version {version}, made by gptddp "
-            f"{manifest.get('gptddp')}, and this gptddp reads {VERSION}: prepare the data again "
+            f"{manifest.get('gptddp')}, but this gptddp reads {VERSION}: prepare the data again "
             f"with {_PREPARE}"
         )
     if wrong := inventory.misplaced(manifest):
         raise DataError(
             f"{dir / MANIFEST}: {wrong}: it must be a path below the dataset's folder, without "
-            "'..'; put the file back as it was prepared, or prepare again"
+            "'..'; restore the file as it was prepared, or prepare again"
         )
     damaged = inventory.damaged(dir, manifest)
     train = {file["path"] for file in manifest["splits"]["train"]["files"]}
@@ -246,7 +244,7 @@ def _absence(dir: Path) -> str:
     if os.path.exists(dir / SCRATCH):
         return "its preparation has not finished; wait for it, or run the same command again:"
     if os.path.isdir(dir):
-        return "there is no prepared dataset in it; make one with"
+        return "the folder holds no prepared dataset; make one with"
     return "no such folder; make a dataset with"
 
 

@@ -1,4 +1,4 @@
-"""How the files of a dataset have changed: since it was prepared, or since a run began."""
+"""How the files of a dataset have changed: since it was prepared, or since a run started."""
 
 import os
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ def files(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def misplaced(manifest: Mapping[str, Any]) -> str | None:
-    """The first field of a manifest that names a file outside of the dataset's folder."""
+    """The first field of a manifest that names a file outside the dataset's folder; None: none."""
     for split, content in manifest["splits"].items():
         for i, file in enumerate(content["files"]):
             if not is_inside(file["path"]):
@@ -26,9 +26,9 @@ def misplaced(manifest: Mapping[str, Any]) -> str | None:
 
 
 def damaged(dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """The files that are not there or not of their size, each with what is wrong: {path: text}.
+    """The files that are missing or have another size, each with a description: {path: text}.
 
-    Raises OSError for trouble of the volume that may pass.
+    Raises OSError for an error of the volume that may pass.
     """
     expected = {path: file["bytes"] for path, file in files(manifest).items()}
     if name := manifest["tokenizer"]["file"]:
@@ -48,7 +48,7 @@ def damaged(dir: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs between the files of two manifests, each as {path: entry}; a line a file."""
+    """The differences between the files of two manifests, {path: entry}; one line per file."""
     lines = []
     for path in sorted(old.keys() | new.keys(), key=os.fsencode):
         before, after = old.get(path), new.get(path)
@@ -62,6 +62,6 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def listed(lines: list[str]) -> str:
-    """The first lines of many, and how many more there are."""
+    """The first lines of many, and the number of the others."""
     more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
     return "; ".join(lines[:_SHOWN]) + more

@@ -1,19 +1,20 @@
-"""Which rows come next in which lane: pure functions of (row groups, seed), no I/O.
+"""The order of the rows in each lane: pure functions of (row groups, seed), no I/O.
 
 A lane is a virtual rank; their number is fixed for the run. Every step takes the same number of
 rows from every lane, and a rank owns some of the lanes, so the rows of a step do not depend on the
-world size. The position in the whole dataset is one cursor (epoch, block, row) a lane.
+world size. The position in the whole dataset is one cursor (epoch, block, row) per lane.
 
-- The row groups, in keyed order, are one line of tokens. Each lane has an equal length of it, to
-  a token (McNaughton 1959): some whole row groups, and a part of one at each end.
-- A *block* is a row group, or the part of one that is a lane's. What is tokenised and packed at
-  once is always the whole row group; a lane takes its part of the rows. So lanes are alike however
-  few or long the documents are, and every row is in one lane.
-- A lane goes through its blocks in another order in each epoch, and begins its next epoch without
-  waiting for the other lanes. So there is nothing to pad and nothing to drop.
+- The row groups, in keyed order, form one line of tokens. It is cut into lanes of equal length, to
+  a token (McNaughton 1959): a lane has some whole row groups, and a part of one at each end.
+- A *block* is a row group of a lane, or the part of one that belongs to the lane. The whole row
+  group is always tokenised and packed; a lane takes its part of the rows. So lanes have equal
+  lengths however few or long the documents are, and every row is in one lane.
+- A lane goes through its blocks in another order in each epoch, and starts its next epoch without
+  waiting for the other lanes. So nothing is padded and nothing is dropped.
 
-All orders are stable sorts of splitmix64 keys. NumPy's generators may change their streams
-between versions, its default sort orders ties by processor, and `hash` changes with the process.
+All orders are stable sorts of splitmix64 keys. NumPy's generators may change their streams between
+versions, its default sort orders ties differently on each processor, and `hash` differs in each
+process.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# What a key is for; part of every key, so that no two orders are related.
+# The purpose of a key. It is part of every key, so that no two orders are related.
 DEAL, EPOCH, ROWS = 1, 2, 3
 
 _WORD = 2**64 - 1
@@ -29,7 +30,7 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 
 
 def key(*words: int) -> int:
-    """One 64-bit key from whole numbers, by splitmix64 (Steele, Lea and Flood 2014)."""
+    """A 64-bit key from whole numbers, by splitmix64 (Steele, Lea and Flood 2014)."""
     x = 0
     for word in words:
         x = (x + word + _GOLDEN) & _WORD
@@ -40,8 +41,8 @@ def key(*words: int) -> int:
 
 
 def keyed_order(n: int, *words: int) -> np.ndarray:
-    """A permutation of range(n), int64, that depends on the words alone."""
-    # The splitmix64 stream that begins at key(words); uint64 arrays wrap around.
+    """A permutation of range(n), int64, that depends only on n and the words."""
+    # The splitmix64 stream that starts at key(words); uint64 arrays wrap around.
     x = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key(*words))
     x = (x ^ x >> np.uint64(30)) * np.uint64(_MIX_1)
     x = (x ^ x >> np.uint64(27)) * np.uint64(_MIX_2)
@@ -62,14 +63,14 @@ class Block:
 
     @property
     def is_whole(self) -> bool:
-        """Is it all of its row group, or does another lane have a part?"""
+        """Is the block a whole row group? Otherwise other lanes have parts of it."""
         return self.stop - self.first == self.size
 
     def rows(self, n: int, seed: int, least: int = 0) -> np.ndarray:
-        """Which of the n packed rows of the row group are in this block, int64; `least` at least.
+        """Indices of this block's rows among the n packed rows of its row group, int64.
 
-        The parts of a row group have each of its rows once. They are in keyed order, because
-        packing puts long documents first.
+        At least `least` rows. The parts of a row group have each of its rows once. The rows are in
+        keyed order, because packing puts long documents first.
         """
         first, stop = self.first * n // self.size, self.stop * n // self.size
         return keyed_order(n, seed, DEAL, self.group)[first : max(stop, first + least)]
@@ -78,14 +79,14 @@ class Block:
 def deal(sizes: Sequence[int], lanes: int, seed: int) -> list[list[Block]]:
     """Deal row groups of these sizes, in tokens, to lanes: a list of blocks for each lane.
 
-    Row groups without tokens are left out; with fewer tokens than lanes, some lanes have no block.
+    Row groups without tokens are skipped; with fewer tokens than lanes, some lanes have no block.
     """
     dealt: list[list[Block]] = [[] for _ in range(lanes)]
     total, at, lane = sum(sizes), 0, 0
     for group in keyed_order(len(sizes), seed, DEAL).tolist():
         first, size = 0, sizes[group]
         while first < size:
-            end = total * (lane + 1) // lanes  # of the lane
+            end = total * (lane + 1) // lanes  # where the lane ends
             if part := min(size - first, end - at):
                 dealt[lane].append(Block(group, first, first + part, size))
             first, at = first + part, at + part
@@ -94,10 +95,10 @@ def deal(sizes: Sequence[int], lanes: int, seed: int) -> list[list[Block]]:
 
 
 def hosts(dealt: Sequence[Sequence[Block]], quarantined: Collection[int]) -> list[int]:
-    """For each lane the lane whose blocks it reads: its own, unless all are in quarantine.
+    """For each lane, the lane whose blocks it reads: itself, unless all its blocks are quarantined.
 
-    Then it is the next lane that has a block left (after the last lane comes lane 0): both read the
-    same rows, in different orders. [] where no lane has a block left.
+    Then it is the next lane with a readable block (lane 0 follows the last lane): both read the
+    same rows, in different orders. [] if no lane has a readable block.
     """
     has_block = [any(block.group not in quarantined for block in blocks) for blocks in dealt]
     if not any(has_block):
@@ -120,5 +121,5 @@ def rows_order(n: int, seed: int, lane: int, epoch: int, block: int) -> np.ndarr
 
 
 def owned(rank: int, world_size: int, lanes: int) -> range:
-    """The lanes of a rank: one range of floor or ceil of lanes / world_size of them."""
+    """The lanes of a rank: one range, of lanes / world_size lanes rounded down or up."""
     return range(rank * lanes // world_size, (rank + 1) * lanes // world_size)

@@ -3,7 +3,7 @@
     loader = Loader(dataset, lanes=48, batch=48, seq_len=256, seed=1, rank=0, world_size=4)
     batch = loader.next()
 
-What a batch holds is a pure function of dataset, settings and step (lanes.py, packing.py). The
+The content of a batch is a pure function of dataset, settings and step (lanes.py, packing.py). The
 number of threads, and how far they are ahead (producer.py), decide only when it is ready.
 """
 
@@ -26,22 +26,22 @@ from gptddp.distributed import storage
 from gptddp.errors import DataError
 
 STATE_VERSION = 2
-_HASH_DIGITS = 16  # hex, of each hash that a state keeps
+_HASH_DIGITS = 16  # hex digits of each hash in a state
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one step on one rank: the same number of each of its lanes, in their order.
+    """The rows of one step on one rank: equally many from each of its lanes, in their order.
 
-    tokens (rows, T+1), dtype of the tokenizer; valid (rows, T) bool, false where tokens[i, t+1]
-    must not count as a target (see packing.Packed); targets: how many count.
+    tokens (rows, T+1), dtype of the tokenizer; valid (rows, T) bool: does tokens[i, t+1] count as
+    a target (see packing.Packed)? targets: number of valid targets.
     fp: sum of the rows' 64-bit hashes modulo 2**64; its sum over the ranks is the step's. origin:
     int64 (rows, 4), see packing.origins.
-    cursors (lanes, 3) int64: (epoch, block, row) where each lane of this rank goes on after this
+    cursors (lanes, 3) int64: (epoch, block, row) where each lane of this rank continues after this
     batch, zeros for other ranks' lanes: the sum over the ranks is the whole position.
-    wait_s: how long the caller had to wait for the rows. bos: the token that opens a document.
-    bad: index of the row group that this rank cannot read, or -1. A batch with one has no rows, and
-    no rank may train this step (see training/quarantine.py).
+    wait_s: seconds that the caller waited for the rows. bos: the token that starts a document.
+    bad: index of the row group that this rank cannot read, or -1. Such a batch has no rows, and no
+    rank may train this step (see training/quarantine.py).
     """
 
     tokens: np.ndarray
@@ -58,11 +58,11 @@ class Batch:
 class Loader:
     """Endless batches of the train split: a step has the same rows at any world size.
 
-    `batch`: rows a step over all ranks. `state`: of a loader with the same settings at any world
-    size; this one continues with the next step. `prefetch`: packed blocks a lane to be made ahead,
-    on average. `threads`: tokenising threads; all work while rows are missing, otherwise one does.
-    `pack`: see packing.py. `cache`: keeps packed blocks for the next life. Raises ConfigError for
-    numbers that do not fit; DataError for a state of other data or settings, or data without text.
+    `batch`: rows per step over all ranks. `state`: from a loader with the same settings at any
+    world size; this one continues with the next step. `prefetch`: mean number of packed blocks per
+    lane to make ahead. `threads`: tokenising threads; all work while rows are missing, else only
+    one. `pack`: see packing.py. `cache`: keeps packed blocks for the next life. Raises ConfigError
+    for unsuitable numbers; DataError for a state of other data or settings, or data without text.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class Loader:
         if not self.hosts:
             raise DataError(
                 f"{dataset.dir}: all row groups of the train split are in quarantine: mend the "
-                "data, then begin a new run"
+                "data, then start a new run"
             )
         start = self._start(rank, world_size, state)
         own = [self._lane(*it) for it in start.items()]
         self._producer = Producer(source, own, batch // lanes, prefetch, threads)
-        # Also called when the loader is garbage collected, and at the interpreter's exit, while
+        # It also runs when the loader is garbage collected, and when the interpreter exits, while
         # threads can still be joined.
         self._stop = weakref.finalize(self, self._producer.stop)
         self._producer.start()
@@ -115,19 +115,19 @@ class Loader:
         return Lane(number, self.dealt[self.hosts[number]], self._config.seed, cursor)
 
     def move(self, rank: int, world_size: int, state: Mapping[str, Any] | None) -> None:
-        """Go on as another rank, in a world of another size, or from another state of the run.
+        """Continue as another rank, in a world of another size, or from another state of the run.
 
-        `state`: one with the same row groups in quarantine; None for the beginning. What is packed
-        for lanes that stay with this rank is kept, with the rows of the last batch. Raises
-        DataError for a state of other data or settings.
+        `state`: with the same row groups in quarantine; None: from the beginning. Lanes that stay
+        with this rank keep their packed rows and the rows of the last batch. Raises DataError for a
+        state of other data or settings.
         """
         self._producer.move(self._start(rank, world_size, state), self._lane)
 
     def next(self) -> Batch:
-        """The next batch; waits for it.
+        """Wait for the next batch and return it.
 
-        Raises BadRowGroup where a row group cannot be read; DataError, or an OSError that may pass,
-        where the whole dataset cannot. RuntimeError after `close`.
+        Raises BadRowGroup if a row group cannot be read; DataError, or an OSError that may pass, if
+        the whole dataset cannot be read. RuntimeError after `close`.
         """
         started = time.monotonic()
         parts = self._producer.take()
@@ -148,9 +148,9 @@ class Loader:
         )
 
     def state(self, cursors: np.ndarray) -> dict[str, Any]:
-        """What a checkpoint keeps, for JSON; `cursors`: a batch's, summed over all ranks.
+        """The state for a checkpoint, as JSON; `cursors`: a batch's, summed over all ranks.
 
-        Less than 1 KB for 48 lanes, besides the list of the row groups in quarantine.
+        Less than 1 KB for 48 lanes, plus the list of quarantined row groups.
         """
         state = self._identity | {"lanes": as_text(np.asarray(cursors).tolist())}
         return state | ({"quarantined": self.quarantined} if self.quarantined else {})
@@ -163,10 +163,10 @@ class Loader:
 def eval_rows(
     dataset: Dataset, seq_len: int, max_tokens: int, pack: str = "best-fit", split: Split = "val"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the validation split, or another: (tokens (n, T+1), valid (n, T)), as in Batch.
+    """Rows of a split, by default validation: (tokens (n, T+1), valid (n, T)), as in Batch.
 
-    As many rows as hold about max_tokens tokens, at least one; always the same ones, the whole
-    split at most. Raises DataError where the split has no text or cannot be read.
+    They hold about max_tokens tokens: at least one row, at most the whole split, and always the
+    same rows. Raises DataError if the split has no text or cannot be read.
     """
     source = _source(dataset, split, seq_len, pack)
     lane = Lane(0, _deal(source, 1, seed=0)[0], seed=0)
@@ -189,7 +189,7 @@ def _source(
 
 
 def _identity(source: Source, lanes: int, batch: int, seed: int) -> dict[str, Any]:
-    """What a state must have been saved with to be continued."""
+    """The fields of a state that must be the same when it is continued."""
     identity = {
         "version": STATE_VERSION,
         "pack": IDS[source.pack],
@@ -208,13 +208,13 @@ def _deal(source: Source, lanes: int, seed: int) -> list[list[Block]]:
     if not any(dealt):
         raise DataError(
             f"{source.dataset.dir} has no text in its {source.split} split: prepare it from "
-            "sources that have some"
+            "sources with text"
         )
     return dealt
 
 
 def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list[int]]:
-    """The lanes' cursors of a state; DataError, with every difference, if it is of another run."""
+    """The lanes' cursors in a state; DataError, with every difference, if it does not match."""
     cursors = from_text(str(state.get("lanes", "")))
     saved = {**state, "lanes": len(cursors)}
     changed = [
@@ -226,14 +226,14 @@ def _cursors(state: Mapping[str, Any], identity: Mapping[str, Any]) -> list[list
         raise DataError(
             "the saved position in the data does not fit (saved -> now): "
             + ", ".join(changed)
-            + "; use the data set, the settings and (library) the package of the version that the "
-            "run began with, or begin a new run"
+            + "; use the dataset, the settings and (library) the package version that the run "
+            "started with, or start a new run"
         )
     return cursors
 
 
 def as_text(cursors: Iterable[Sequence[int]]) -> str:
-    """Cursors as a state has them: `epoch.block.row` for each lane."""
+    """Format cursors as in a state: `epoch.block.row` for each lane."""
     return " ".join(".".join(map(str, cursor)) for cursor in cursors)
 
 

@@ -1,7 +1,7 @@
-"""Documents that are token ids already: a column of lists in the shards, bytes while preparing.
+"""Documents that are already token ids: a column of lists in the shards, bytes while preparing.
 
-While a dataset is prepared, a document is the bytes of its ids: little-endian, 2 or 4
-bytes an id, as the vocabulary needs. No document has a BOS: packing adds it.
+While a dataset is prepared, a document is the bytes of its ids: little-endian, 2 or 4 bytes per
+id, as the vocabulary needs. Documents have no BOS: packing adds it.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ import pyarrow as pa
 
 from gptddp.data.tokenizer import Tokenizer
 
-COLUMN = "tokens"  # of a prepared dataset
+COLUMN = "tokens"  # its name in a prepared dataset
 
 
 def ids_of(document: bytes, tokenizer: Tokenizer) -> np.ndarray:
-    """The ids of a document's bytes: 1-D, of the tokenizer's dtype in little-endian order."""
+    """The ids of a document's bytes: 1-D, the tokenizer's dtype in little-endian order."""
     return np.frombuffer(document, np.dtype(tokenizer.dtype).newbyteorder("<"))
 
 
 def to_arrow(documents: Sequence[bytes], tokenizer: Tokenizer) -> pa.ListArray:
-    """Documents, as the bytes of their ids, as a column: list<uint16> or list<uint32>."""
+    """A column from documents (the bytes of their ids): list<uint16> or list<uint32>."""
     ids = ids_of(b"".join(documents), tokenizer).astype(tokenizer.dtype)
     sizes = [len(document) // ids.itemsize for document in documents]
     offsets = np.cumsum([0, *sizes], dtype=np.int32)

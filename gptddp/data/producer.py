@@ -1,10 +1,10 @@
 """Threads that make the blocks of a rank's lanes ahead of the trainer.
 
-Which block comes next in a lane is fixed (lanes.py). Which lane gets the next block is not: it is
-the one with the fewest rows ready, as long as fewer than `prefetch` blocks a lane are ready. So the
-work is spread evenly over the steps, and not done in bursts when all lanes run out together. All
-threads work while a lane is short of rows, as at the start of a life; otherwise one does, so that
-the others do not slow down the trainer.
+The order of the blocks in a lane is fixed (lanes.py); the order in which lanes are served is not.
+The lane with the fewest ready rows gets the next block, until `prefetch` blocks per lane are ready.
+This spreads the work evenly over the steps: there are no bursts when all lanes run out together.
+All threads work while a lane is short of rows, as at the start of a life; otherwise only one does,
+so that the trainer is not slowed down.
 """
 
 import threading
@@ -18,20 +18,20 @@ from gptddp.data.blocks import Lane, Made, Source
 from gptddp.distributed import storage
 
 URGENT_STEPS = 4  # a lane with rows for fewer steps gets a block even if others have many
-JOIN_S = 2.0  # a thread that hangs in a read is left behind: it is a daemon
+JOIN_S = 2.0  # `stop` does not wait longer for a thread that hangs in a read: it is a daemon
 
 
 class Producer:
-    """The threads and the lanes that they fill. It has no reference to the loader: see `_stop`."""
+    """Threads and the lanes that they fill. It does not refer to the loader: see Loader._stop."""
 
     def __init__(
         self, source: Source, lanes: list[Lane], rows: int, prefetch: float, threads: int
     ) -> None:
-        """`rows` of every lane are taken at once; `prefetch`: blocks a lane to have ready."""
+        """`rows`: taken from every lane per step; `prefetch`: blocks per lane to keep ready."""
         self.source, self.lanes, self.n, self.prefetch = source, lanes, rows, prefetch
         self._blocks = self._block_rows = 0  # made so far
         self._stopped = threading.Event()
-        self.error: BaseException | None = None  # of all lanes
+        self.error: BaseException | None = None  # it concerns all lanes
         lock = threading.RLock()  # reentrant: a garbage collection inside may call stop()
         self._work, self._ready = threading.Condition(lock), threading.Condition(lock)
         self._threads = [
@@ -45,7 +45,7 @@ class Producer:
             thread.start()
 
     def stop(self) -> None:
-        """End the threads and wait for them; may be called at any time, by any thread, twice."""
+        """End the threads and wait for them. Any thread may call it, at any time, repeatedly."""
         with self._work:
             self._stopped.set()
             for lane in self.lanes:
@@ -58,7 +58,7 @@ class Producer:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def take(self) -> list[tuple[np.ndarray, ...]]:
-        """The rows of the next step, as parts in the order of the lanes; waits for them.
+        """Wait for the rows of the next step and return them as parts, in the order of the lanes.
 
         Raises a thread's error when the rows made before it are used up: at the same step for any
         number of threads and any prefetch. Raises RuntimeError after `stop`.
@@ -81,7 +81,7 @@ class Producer:
         cursors: Mapping[int, Sequence[int]],
         new: Callable[[int, Sequence[int]], Lane],
     ) -> None:
-        """Go on with these lanes, by number, at these cursors; with `new` ones where it must."""
+        """Continue with these lanes, by number, at these cursors; `new` makes missing lanes."""
         with self._work:
             own, lanes = {lane.number: lane for lane in self.lanes}, []
             for number, cursor in cursors.items():
@@ -94,7 +94,7 @@ class Producer:
             self._work.notify_all()
 
     def _reading(self, lane: Lane) -> str:
-        """In any thread: the file whose reading holds up this lane; "" where it is none."""
+        """In any thread: the file whose reading holds up this lane; "" if none."""
         if lane.busy:
             return lane.reading
         return next((other.reading for other in self.lanes if other.reading), "")
@@ -109,18 +109,18 @@ class Producer:
             try:
                 made = lane.make(self.source, encode)
             except BaseException as error:
-                self._fail(lane, error)  # the other lanes go on: an earlier step may fail there
+                self._fail(lane, error)  # others continue: an earlier step may fail in them
             else:
                 self._deliver(lane, made)
 
     def _fail(self, what: "Lane | Producer", error: BaseException) -> None:
-        """Leave the error to the trainer's thread, which raises it when it needs the rows."""
+        """Store the error for the trainer's thread, which raises it when it needs the rows."""
         with self._ready:
             what.error = error
             self._ready.notify_all()
 
     def _next_lane(self) -> Lane | None:
-        """The lane to make a block for, now set busy; waits until one needs it. None: stop."""
+        """Wait until a lane needs a block, set it busy and return it. None: stop."""
         with self._work:
             while not self._stopped.is_set():
                 idle = [lane for lane in self.lanes if not lane.busy and not lane.error]

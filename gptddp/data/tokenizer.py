@@ -1,7 +1,7 @@
 """Tokenizers: text to token ids and back, trained or given as a `tokenizer.json`, or plain bytes.
 
-Byte-level BPE files are encoded by tiktoken, which gives the same ids as `tokenizers` several
-times faster, or by `tokenizers` itself where they would differ.
+tiktoken encodes for a byte-level BPE file, several times faster than `tokenizers`; if their ids
+would differ, `tokenizers` itself encodes.
 """
 
 import hashlib
@@ -23,10 +23,10 @@ from gptddp.files import may_pass, parse_json
 
 MIN_VOCAB = 257  # 256 bytes and <|bos|>
 
-# Where GPT-4's pattern cuts, with every repeat possessive or bounded: a run of a million spaces
-# then costs linear time and no stack. Both regex engines (fancy-regex in tiktoken, Oniguruma in
-# tokenizers) read it alike: no (?i), no {n,m}+. Numbers are cut in twos, as small vocabularies do
-# better with; white space before a line's end is in one token with the line's end.
+# Like GPT-4's pattern, with every repeat possessive or bounded: a run of a million spaces costs
+# linear time and no stack. Both regex engines (fancy-regex in tiktoken, Oniguruma in tokenizers)
+# read it alike: no (?i), no {n,m}+. Numbers are cut into pairs of digits, which suits small
+# vocabularies; white space at the end of a line is in one token with the line end.
 PATTERN = "|".join(
     (
         r"'(?:[sdmtSDMT]|[lL][lL]|[vV][eE]|[rR][eE])",
@@ -38,14 +38,14 @@ PATTERN = "|".join(
         r"\s",
     )
 )
-# Text on which two regex engines that read a pattern differently are likely to give other tokens.
+# Text that likely gives other tokens if two regex engines read a pattern differently.
 _PROBE = (
     "I'LL we've 'Tis it'ſ\u0301 x1234567 3,14\u00bd \u0661\u0662\u0663\u0664 \t\t  if\r\n\r\n   \n"
     " \u3000\u00a0\u2028\x85\x1c\x00\x7f naïve e\u0301 ÅΩßﬁ ЖЗ 漢字かな한국어 🙂‍🔥 \ue000\U0010ffff"
     " !!!???\n\n    \t)) <|bos|> __init__  \n  a\u200bb \u0130i\u0307 \ufeff end   "
 )
 
-# Training takes time quadratic in the longest word: a megabyte without a space would never end.
+# Training time is quadratic in the longest word: a megabyte without a space would never end.
 _LONG_RUN = re.compile(r"\S{256}(?=\S)")
 
 Encoder = Callable[[str], np.ndarray]
@@ -54,12 +54,12 @@ Encoder = Callable[[str], np.ndarray]
 class Tokenizer(ABC):
     """Text to token ids and back; made by `load_tokenizer` or `byte_tokenizer`.
 
-    kind: "bpe" or "bytes". sha256: hex, over what decides the ids. bos: id of the token that opens
-    a document. token_bytes: int32[vocab_size], true length of each token in UTF-8 bytes, 0 for
-    special tokens. merges: pairs of tokens, in the order of their use; none of bytes. dtype: uint16
-    where every id fits, else uint32. changes: what the tokenizer does to a text, so that its tokens
-    have other bytes than the text; None where they have the same. library: the one that
-    encodes, with its version, as "tiktoken 0.9.0"; None where none does.
+    kind: "bpe" or "bytes". sha256: hex, over all that determines the ids. bos: id of the token that
+    starts a document. token_bytes: int32[vocab_size], true length of each token in UTF-8 bytes, 0
+    for special tokens. merges: pairs of tokens, in the order of their use; empty for bytes. dtype:
+    uint16 if every id fits, else uint32. changes: how the tokenizer changes a text, so that its
+    tokens have other bytes; None if it does not. library: the library that encodes, with its
+    version, as "tiktoken 0.9.0"; None if there is none.
     """
 
     kind: str
@@ -72,12 +72,12 @@ class Tokenizer(ABC):
     library: str | None = None
 
     def warnings(self) -> list[str]:
-        """One line for what a user should know of a tokenizer that can be used."""
+        """One line for each limitation of this tokenizer."""
         if self.changes is None:
             return []
         return [
-            f"val_bpb is left out: the tokenizer {self.changes}, so that the bytes of a text are "
-            "not those of its tokens; val_loss is as it should be"
+            f"val_bpb is not computed: the tokenizer {self.changes}, so the bytes of a text and of "
+            "its tokens differ; val_loss is correct"
         ]
 
     @property
@@ -86,11 +86,11 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encoder(self) -> Encoder:
-        """A new function from text to ids, 1-D of `dtype`; call this once in each thread.
+        """Return a new function from text to ids, 1-D of `dtype`; make one in each thread.
 
         A literal "<|bos|>" in the text is encoded as its characters, and no token is added. Use an
-        encoder in one thread only: tiktoken's regular expression keeps its cache for the first
-        thread that uses it, and takes half as long again in any other.
+        encoder in one thread only: the cache of tiktoken's regular expression belongs to the first
+        thread that uses it; any other thread takes 1.5 times as long.
         """
 
     @abstractmethod
@@ -98,7 +98,7 @@ class Tokenizer(ABC):
         """The bytes of these ids; special tokens have none."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these ids; special tokens are left out, broken UTF-8 becomes U+FFFD."""
+        """The text of these ids; special tokens are skipped, broken UTF-8 becomes U+FFFD."""
         return self.to_bytes(ids).decode("utf-8", "replace")
 
 
@@ -137,7 +137,7 @@ class _Bpe(Tokenizer):
         self.token_bytes = np.array([len(raw) for raw in self._raw], np.int32)
         pairs = definition["model"].get("merges") or ()
         self.merges = [tuple(m.split(" ") if isinstance(m, str) else m) for m in pairs]
-        # special tokens, post-processing, truncation, padding and dropout are no part of the ids
+        # special tokens, post-processing, truncation, padding and dropout must not change the ids
         plain = [t for t in definition.get("added_tokens") or () if not t["special"]]
         off = dict(added_tokens=plain, post_processor=None, truncation=None, padding=None)
         off["model"] = definition["model"] | {"dropout": None}
@@ -149,7 +149,7 @@ class _Bpe(Tokenizer):
         used = tokenizers if self._pattern is None else tiktoken
         self.library = f"{used.__name__} {used.__version__}"
         n_bytes = int(self.token_bytes[self.encoder()(_PROBE)].sum())
-        other = "adds to a text, or loses some of it" if n_bytes != len(_PROBE.encode()) else None
+        other = "adds to a text, or drops some of it" if n_bytes != len(_PROBE.encode()) else None
         self.changes = changes(definition) or other
 
     def encoder(self) -> Encoder:
@@ -170,7 +170,7 @@ class _Bpe(Tokenizer):
         def encode(text: str) -> np.ndarray:
             try:
                 ids = encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
-            except ValueError:  # a given pattern that backtracks too far, as GPT-2's on long runs
+            except ValueError:  # the pattern backtracks too far, as GPT-2's does on long runs
                 return self._encode_hf(text)
             return ids.astype(self.dtype)
 
@@ -191,8 +191,8 @@ def byte_tokenizer() -> Tokenizer:
 def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
     """Train a byte-level BPE; returns the content of its tokenizer.json.
 
-    The same texts give the same content, whatever their order and the number of threads. The
-    vocabulary ends up smaller than asked for when no pair is left that occurs twice.
+    Neither the order of the texts nor the number of threads changes the content. The vocabulary is
+    smaller than `vocab_size` if no more pair occurs twice.
     """
     tokenizer = tokenizers.Tokenizer(models.BPE())
     split = pre_tokenizers.Split(tokenizers.Regex(PATTERN), "isolated")
@@ -211,9 +211,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json; raises DataError, with the fix, if it cannot be used.
+    """Load a tokenizer.json; raises DataError, with the fix, if it cannot be used.
 
-    Raises OSError for trouble of the volume that may pass.
+    Raises OSError for an error of the volume that may pass.
     """
     try:
         definition = parse_json(Path(path).read_bytes())
@@ -227,18 +227,18 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         return _Bpe(definition)
     except DataError as error:
         raise DataError(f"{path} {error}; give a file as {_FIX}") from None
-    except Exception as error:  # tokenizers raises plain Exception for what it cannot read
+    except Exception as error:  # tokenizers raises plain Exception if it cannot read the file
         raise DataError(
-            f"{path} is not a tokenizer.json that can be used ({type(error).__name__}: {error}); "
+            f"{path} is not a usable tokenizer.json ({type(error).__name__}: {error}); "
             f"give a file as {_FIX}"
         ) from error
 
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
-    """Do both give the same ids? The same file; or the same tokens by the same merges, and on odd
-    text the same ids.
+    """Do both give the same ids?
 
-    A library that saves a tokenizer.json anew may write the same one otherwise.
+    They do if the files are the same; or if tokens, merges and the ids of an odd text are: a
+    library may write the same tokenizer differently.
     """
     if a.sha256 == b.sha256:
         return True
@@ -247,4 +247,4 @@ def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
     return same and np.array_equal(a.encoder()(_PROBE), b.encoder()(_PROBE))
 
 
-_FIX = "the `tokenizers` package saves for a byte-level BPE, or leave --tokenizer out to train one"
+_FIX = "the `tokenizers` package saves for a byte-level BPE, or omit --tokenizer to train one"

@@ -1,4 +1,4 @@
-"""What a `tokenizer.json` says: the bytes of each token, and whether tiktoken can encode for it."""
+"""Reads a `tokenizer.json`: the bytes of each token, and whether tiktoken gives the same ids."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +13,11 @@ _GPT2_PATTERN = (
 
 
 def find_bos(special: dict[str, int]) -> int:
-    """The id of the special token that opens a document."""
+    """The id of the special token that starts a document."""
     for name in _BOS_NAMES:
         if name in special:
             return special[name]
-    raise DataError(f"has no special token to open a document with: one of {', '.join(_BOS_NAMES)}")
+    raise DataError(f"has no special token that starts a document: one of {', '.join(_BOS_NAMES)}")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -34,7 +34,7 @@ def _steps(definition: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def byte_of_each(definition: dict[str, Any]) -> dict[str, int]:
-    """The byte of each character of its tokens. Raises DataError where it is no byte-level BPE."""
+    """The byte of each character of its tokens. Raises DataError unless it is a byte-level BPE."""
     model = definition["model"]
     if model["type"] != "BPE":
         raise DataError(f"is a {model['type']} model: it must be BPE")
@@ -46,7 +46,7 @@ def byte_of_each(definition: dict[str, Any]) -> dict[str, int]:
 
 
 def changes(definition: dict[str, Any]) -> str | None:
-    """What the normalizer does to a text, so that it has other bytes; None where they are kept."""
+    """How the normalizer changes the bytes of a text, in words; None if there is no normalizer."""
     normalizer = definition.get("normalizer")
     if normalizer is None:
         return None
@@ -55,11 +55,11 @@ def changes(definition: dict[str, Any]) -> str | None:
 
 
 def tiktoken_pattern(definition: dict[str, Any], hf: Any, special: dict[str, int]) -> str | None:
-    """The pattern with which tiktoken gives the same ids as this file, or None if it would not.
+    """The pattern with which tiktoken gives the same ids as this file; None if it would not.
 
-    tiktoken merges the pair whose *result* has the lowest id; `tokenizers` merges the listed pair
-    that comes first. They agree if results have rising ids in the order of the merges and every
-    token, alone, is merged back to itself.
+    tiktoken merges the pair whose *result* has the lowest id; `tokenizers` merges the pair that is
+    listed first. They agree if the ids of the results rise in the order of the merges, and every
+    token alone is merged back to itself.
     """
     pattern, model = _pattern(_steps(definition)), definition["model"]
     affixes = ("continuing_subword_prefix", "end_of_word_suffix")

@@ -1,1 +1,1 @@
-"""What a trained model is for: text from it, its loss on a dataset, its weights for others."""
+"""Uses of a trained model: sample text, evaluate it on a dataset, export its weights."""

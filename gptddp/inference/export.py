@@ -1,8 +1,8 @@
-"""A run's model as Hugging Face's transformers reads it: as a GPT-2, a Llama or a Qwen 3.
+"""Exports a run's model for Hugging Face's transformers: as a GPT-2, a Llama or a Qwen 3.
 
-OUT/model.safetensors       weights in fp32; its metadata has configuration, step and tokenizer
+OUT/model.safetensors       weights in fp32; the metadata has configuration, step and tokenizer
 OUT/config.json
-OUT/tokenizer.json, tokenizer_config.json    not for plain bytes, for which there is no such file
+OUT/tokenizer.json, tokenizer_config.json    not for plain bytes, which have no such file
 """
 
 import json
@@ -36,8 +36,8 @@ def export(run: Path, out: Path, data: str | None = None, step: int | None = Non
 
     `step`: of that checkpoint; None: the newest valid one.
 
-    All of it or nothing is written, and the run is left alone. Raises GptddpError for what cannot
-    be exported or is there already.
+    It writes the whole folder or nothing, and does not change the run. Raises GptddpError if the
+    model cannot be exported or `out` exists.
     """
     if out.name in ("", "..") or os.path.lexists(out):
         raise ConfigError(f"{out} exists: give another name to --export, or remove it")
@@ -54,15 +54,15 @@ def export(run: Path, out: Path, data: str | None = None, step: int | None = Non
     try:
         work.mkdir(parents=True)
         save_file(weights(net, c, kind, tokenizer.vocab_size), work / WEIGHTS, metadata)
-        (work / WEIGHTS).chmod(work.stat().st_mode & 0o666)  # as the umask has it; it was 0600
+        (work / WEIGHTS).chmod(work.stat().st_mode & 0o666)  # by the umask; it was 0600
         fsync(work / WEIGHTS)
         write_json_atomic(work / "config.json", _config(kind, c, tokenizer))
         dataset = open_dataset(data or c.data, "quarantine")
         if file := dataset.manifest["tokenizer"]["file"]:
             _write_tokenizer(work, read_json(dataset.dir / file), tokenizer.bos, c.seq_len)
-        os.rename(work, out)  # fails where there is anything by now, but for an empty folder
+        os.rename(work, out)  # fails if `out` exists by now and is not an empty folder
         fsync(out.parent)
-    except (OSError, SafetensorError) as error:  # that library's own, for a full disk too
+    except (OSError, SafetensorError) as error:  # safetensors raises its own for a full disk
         raise ConfigError(f"--export {out} cannot be written: {error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -70,7 +70,7 @@ def export(run: Path, out: Path, data: str | None = None, step: int | None = Non
 
 
 def weights(net: GPT, c: Config, kind: Kind, vocab_size: int) -> dict[str, Tensor]:
-    """The parameters by the kind's names; embedding and head without the rows that pad them."""
+    """The parameters by the kind's names; embedding and head without padding rows."""
     named = {name: torch.ones(size) for name, size in kind.ones(c).items()}
     for ours, parameter in net.named_parameters():
         tensor, names = parameter.detach(), kind.names(ours)
@@ -92,12 +92,12 @@ def _config(kind: Kind, c: Config, tokenizer: Tokenizer) -> dict[str, Any]:
         "vocab_size": tokenizer.vocab_size,
         **kind.config(c),
         "bos_token_id": tokenizer.bos,
-        "eos_token_id": tokenizer.bos,  # what opens the next document ends this one
+        "eos_token_id": tokenizer.bos,  # the BOS of the next document ends a document
     }
 
 
 def _write_tokenizer(folder: Path, definition: Any, bos: int, seq_len: int | None) -> None:
-    """Both files. A text begins with BOS, as in training, unless a given file says otherwise."""
+    """Write both files. Unless the tokenizer has a post-processor, it puts BOS before a text."""
     token = next(t["content"] for t in definition["added_tokens"] if t["id"] == bos)
     if definition.get("post_processor") is None:
         first, a, b = (

@@ -1,4 +1,4 @@
-"""A trained model for a reader, of a run or a Hugging Face folder; how well it knows a dataset."""
+"""Loads a trained model from a run or a Hugging Face folder; evaluates it on a dataset."""
 
 import dataclasses
 import re
@@ -26,32 +26,32 @@ from gptddp.pretrained.folder import is_folder
 from gptddp.run.directory import is_run
 from gptddp.training.first_state import first_state, with_fields_of_folder
 
-# A model, what it was trained with, and at which step; None: of a folder.
+# A model, its configuration, and the step of its checkpoint; None: from a folder.
 Trained = tuple[GPT, Config, int | None]
 
 
 def load(run: Path, data: str | None = None, step: int | None = None) -> tuple[GPT, Tokenizer, int]:
-    """The model of a run on the CPU, its tokenizer and its step. The run is left as it is.
+    """The model of a run on the CPU, its tokenizer and its step. The run is not changed.
 
-    `data` names the dataset directory where it is not the one that the run was trained on; `step`:
-    of a checkpoint, None: the newest valid one. Raises GptddpError where there is no run, no such
-    checkpoint or dataset, and where the dataset has another tokenizer.
+    `data`: dataset directory; None: the one that the run was trained on. `step`: of a checkpoint;
+    None: the newest valid one. Raises GptddpError if there is no run, no such checkpoint or
+    dataset, or if the dataset has another tokenizer.
     """
     config = configuration(run)
     dataset = open_dataset(data or config.data, "quarantine")
-    fix = "name with --data a dataset that has that of the run"
+    fix = "give a dataset with the run's tokenizer, by --data"
     net, _, found = _of_run(run, config, dataset, step, torch.device("cpu"), fix)
     return net, dataset.tokenizer(), found or 0
 
 
 def load_for(path: Path, dataset: Dataset, step: int | None, device: torch.device) -> Trained:
-    """The model of a run, or of a folder, for texts that have been prepared with its tokenizer.
+    """The model of a run, or of a folder, for a dataset that was prepared with its tokenizer.
 
-    Raises GptddpError, also where the dataset has another tokenizer.
+    Raises GptddpError, also if the dataset has another tokenizer.
     """
     if not is_run(path) and is_folder(path):
         if step is not None:
-            raise ConfigError(f"{path} is no run, and has no checkpoint of step {step}")
+            raise ConfigError(f"{path} is a model folder, without checkpoints: omit --step {step}")
         return _of_folder(path, dataset, device)
     if not is_run(path):
         raise ConfigError(f"{path} is neither a run directory nor a model: it has no ledger.jsonl")
@@ -59,7 +59,7 @@ def load_for(path: Path, dataset: Dataset, step: int | None, device: torch.devic
     file = Path(config.data) / "tokenizer.json"
     tokenizer = file if exists(file) else "bytes"
     fix = (
-        "prepare the texts with that of the run, by "
+        "prepare the texts with the run's tokenizer: "
         f"`gptddp prepare SOURCE --tokenizer {tokenizer} --out DIR`"
     )
     return _of_run(path, config, dataset, step, device, fix)
@@ -68,9 +68,7 @@ def load_for(path: Path, dataset: Dataset, step: int | None, device: torch.devic
 def _of_run(
     run: Path, config: Config, dataset: Dataset, step: int | None, device: torch.device, fix: str
 ) -> Trained:
-    """The model of a checkpoint. Refuses another tokenizer, also one of as many tokens, with `fix`:
-    no id would mean the same.
-    """
+    """The model of a checkpoint. Refuses another tokenizer, also one of equal size, with `fix`."""
     live.phase("loading the model")
     found = run_state.read(run)
     if step is not None:
@@ -78,9 +76,9 @@ def _of_run(
     elif newest := load_newest(run, found.run_id, branches=found.branches, set_aside=False):
         loaded = newest
     else:
-        raise CheckpointError(f"{run} has no checkpoint yet: the first is written while it trains")
+        raise CheckpointError(f"{run} has no checkpoint yet: wait until training has saved one")
     config = with_preset(config, accelerator=device.type != "cpu")
-    there = str(loaded.meta.get("data", {}).get("tokenizer", ""))  # the first digits of its hash
+    there = str(loaded.meta.get("data", {}).get("tokenizer", ""))  # first digits of its hash
     given = dataset.tokenizer().sha256
     if not there or not given.startswith(there):
         raise ConfigError(
@@ -95,7 +93,7 @@ def _of_folder(path: Path, dataset: Dataset, device: torch.device) -> Trained:
         config = with_fields_of_folder(Config(init_from=str(path), **numerics(device)))
         config = with_preset(config, accelerator=device.type != "cpu")
         first, sha256 = first_state(config, dataset)
-    except ConfigError as error:  # the same words, for another flag
+    except ConfigError as error:  # the message names a flag of training
         raise ConfigError(re.sub("^--init-from:? ", "", str(error))) from None
     config = dataclasses.replace(config, init_sha256=sha256)
     return _net(config, dataset, first.tensors, device), config, None
@@ -110,7 +108,7 @@ def _net(
     return net.eval()
 
 
-# -- how well it knows a dataset -------------------------------------------------------------------
+# -- evaluation ------------------------------------------------------------------------------------
 
 
 def evaluate_model(
@@ -118,10 +116,10 @@ def evaluate_model(
 ) -> dict[str, Any] | None:
     """All ranks of a torchrun, or one process: the report on rank 0, None on others.
 
-    `path`: a run directory or a folder of Hugging Face's. `step`: of a checkpoint; None: the newest
-    valid one. `tokens`: about so many, the same at each call; None: the whole split. It computes as
-    the run does, so the bits are those of the run's own evaluations, at any world size. In the
-    report loss is in nats a token, bpb in bits a byte or None. Raises GptddpError, OSError.
+    `path`: a run directory or a Hugging Face folder. `step`: of a checkpoint; None: the newest
+    valid one. `tokens`: approximate number, the same tokens at each call; None: the whole split. It
+    computes like the run, so the bits equal the run's own evaluations, at any world size. The
+    report has loss in nats per token, bpb in bits per byte or None. Raises GptddpError, OSError.
     """
     dataset = open_dataset(data, "fail")
     with connect(None) as world:
@@ -131,7 +129,7 @@ def evaluate_model(
         rows = eval_rows(dataset, config.seq_len, most, config.pack, split)
         live.phase("evaluating")
         result = evaluate(net, rows, dataset.tokenizer(), config, world)  # all ranks
-        assert result is not None  # nobody asks for a stop
+        assert result is not None  # `stop` is never true
     if world.rank:
         return None
     report: dict[str, Any] = {"model": str(path), "step": at, "dataset": data, "split": split}
@@ -140,7 +138,7 @@ def evaluate_model(
 
 
 def as_line(report: dict[str, Any]) -> str:
-    """The report in a line for people."""
+    """The report as a readable line."""
     step = "" if report["step"] is None else f", step {report['step']}"
     bpb = "" if report["bpb"] is None else f", {report['bpb']:.4f} bits a byte"
     return (

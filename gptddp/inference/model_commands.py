@@ -1,4 +1,4 @@
-"""The commands of a trained model, sample and eval; they import late, as `gptddp/cli.py`."""
+"""The commands of a trained model, sample and eval; they import late, like `gptddp/cli.py`."""
 
 import json
 import math
@@ -27,28 +27,28 @@ from gptddp.errors import ConfigError, visible
     default=200,
     show_default=True,
     metavar="N",
-    help="Tokens to make.",
+    help="Number of tokens to generate.",
 )
 @click.option(
     "--temperature", default=0.8, show_default=True, metavar="F", help="0: the likeliest token."
 )
 @click.option(
-    "--top-k", default=50, show_default=True, metavar="N", help="Likeliest tokens; 0: all."
+    "--top-k", default=50, show_default=True, metavar="N", help="Draw from the N likeliest; 0: all."
 )
 @click.option(
     "--top-p",
     default=1.0,
     show_default=True,
     metavar="F",
-    help="Of these keep the likeliest, until their probabilities add up to this; 1: all.",
+    help="Keep the likeliest of them, up to this total probability; 1: all.",
 )
 @click.option(
     "--seed",
-    type=Count(-(2**63), 2**64 - 1),  # as torch has it
+    type=Count(-(2**63), 2**64 - 1),  # the range of torch's seeds
     default=0,
     show_default=True,
     metavar="N",
-    help="Another seed, other text.",
+    help="Seed; another one gives another text.",
 )
 @click.option("--step", type=int, metavar="N", help="Checkpoint step. [default: the newest valid]")
 @click.option("--data", metavar="DIR", help="Dataset with the tokenizer. [default: the run's]")
@@ -73,15 +73,15 @@ def sample(run: Path, data: str | None, step: int | None, prompt: str, **options
         ):
             click.echo(piece, nl=False)  # and flush
         click.echo()
-    except KeyboardInterrupt:  # enough of it: no word about that
+    except KeyboardInterrupt:  # the user has seen enough: no message
         click.get_current_context().exit(130)
 
 
 def _check(prompt: str, temperature: float, top_k: int, top_p: float) -> None:
-    """Raise ConfigError for the first value that cannot be used, such as NaN."""
+    """Raise ConfigError for the first invalid value, such as NaN."""
     try:
         prompt.encode()
-    except UnicodeEncodeError:  # the shell has given other bytes
+    except UnicodeEncodeError:  # the shell has passed other bytes
         raise ConfigError("--prompt is not UTF-8: give text in UTF-8") from None
     if not 0 <= temperature < math.inf:
         raise ConfigError(f"--temperature is {temperature}: use 0 for the likeliest token, or more")
@@ -114,7 +114,7 @@ def evaluate(
 ) -> None:
     """Print the loss of RUN on DATASET: nats a token, bits a byte.
 
-    RUN is a run directory, or a Hugging Face model folder. DATASET is any that was
+    RUN is a run directory, or a Hugging Face model folder. DATASET is any dataset
     prepared with its tokenizer. The same command gives the same bits.
 
     \b

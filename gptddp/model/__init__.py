@@ -1,1 +1,1 @@
-"""The model, its loss, optimizer and evaluation, for `training`, `train` and what reads a model."""
+"""The model, its loss, optimizer and evaluation; training and inference use it."""

@@ -1,4 +1,4 @@
-"""Causal self-attention: heads, rotary positions, and what each token may see."""
+"""Causal self-attention: heads, rotary positions, and the mask of visible tokens."""
 
 from contextlib import nullcontext
 
@@ -15,9 +15,9 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines of positions: fp32 (T, hea
 
 
 class LayerCache:
-    """Keys and values of the tokens that a layer has seen: the next costs one token's work.
+    """Keys and values of a layer's earlier tokens, so that each new token costs one token's work.
 
-    In a buffer for `capacity` tokens, made at first use. Pope et al. 2022, "Efficiently Scaling
+    The buffer for `capacity` tokens is made at first use. Pope et al. 2022, "Efficiently Scaling
     Transformer Inference", section 2.1.
     """
 
@@ -26,9 +26,9 @@ class LayerCache:
         self._both: Tensor | None = None  # (2, rows, heads, capacity, head width)
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add those of the next t tokens (rows, heads, t, head width); returns all so far.
+        """Add the next t tokens' keys and values (rows, heads, t, head width); return all so far.
 
-        Several tokens at once only at the beginning: torch's causal mask is of a square.
+        Only the first call may add several tokens: torch's causal mask is square.
         """
         t, begin = k.shape[2], self.length
         if self._both is None:
@@ -67,11 +67,11 @@ class Attention(nn.Module):
         values: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """x (rows, T, width) -> the same shape; mask bool (rows or 1, 1, T, T): what is seen.
+        """x (rows, T, width) -> the same shape; mask bool (rows or 1, 1, T, T): visible tokens.
 
-        Without a mask a token sees itself and all tokens before it, those of the cache included,
-        which are further columns of a mask. values (rows, T, kv_heads * head size): the value
-        embeddings of the tokens, of a layer that has a gate.
+        Without a mask a token sees itself and all earlier tokens, those in the cache included. With
+        a cache a mask has more columns, for its tokens. values (rows, T, kv_heads * head size): the
+        value embeddings of the tokens, for a layer that has a gate.
         """
         b, t, width = x.shape
         qkv = self.qkv(x)
@@ -100,7 +100,7 @@ class Attention(nn.Module):
             if in_blocks:
                 y = causal_attention(q, k, v)
             else:
-                causal = mask is None and k.shape[2] == t  # else one token, which sees the cache
+                causal = mask is None and k.shape[2] == t  # else a single token sees the cache
                 y = F.scaled_dot_product_attention(
                     q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout
                 )
@@ -109,9 +109,9 @@ class Attention(nn.Module):
 
 
 def _gated(values: Tensor, gate: Tensor, v: Tensor) -> Tensor:
-    """What is added to v (rows, kv_heads, T, head size); a gate of 0, as at first, lets 1 through.
+    """The addend to v (rows, kv_heads, T, head size); a gate of 0, the initial value, scales by 1.
 
-    "Value residual learning", Zhou et al. 2024, with embeddings of their own and a gate a head.
+    "Value residual learning", Zhou et al. 2024, with separate embeddings and a gate per head.
     """
     b, kv_heads, t, size = v.shape
     open_ = 2 * torch.sigmoid(gate.float()).transpose(1, 2)[..., None]
@@ -122,8 +122,8 @@ def _gated(values: Tensor, gate: Tensor, v: Tensor) -> Tensor:
 def rotation_of(positions: Tensor, size: int, base: float = 10_000.0) -> Rotation:
     """The angles for heads of `size` channels; positions (T,) int64.
 
-    "RoFormer", Su et al. 2021, section 3.4.2; its base. They are computed in every forward pass, in
-    fp32: 0.2 ms of a step, and no buffers that DDP would send to all ranks.
+    "RoFormer", Su et al. 2021, section 3.4.2, with its base. They are computed in every forward
+    pass, in fp32: this takes 0.2 ms of a step, and needs no buffers, which DDP would broadcast.
     """
     steps = torch.arange(0, size, 2, dtype=torch.float32, device=positions.device)
     angles = positions[:, None].float() * base ** (-steps / size)
@@ -131,7 +131,7 @@ def rotation_of(positions: Tensor, size: int, base: float = 10_000.0) -> Rotatio
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """x (rows, heads, T, head size): channel i is turned with channel i + size / 2."""
+    """Rotate x (rows, heads, T, head size): channel i together with channel i + size / 2."""
     (one, two), (cos, sin) = x.float().chunk(2, dim=-1), by
     turned = torch.cat((one * cos - two * sin, two * cos + one * sin), dim=-1)
     return turned.to(x.dtype)
@@ -140,7 +140,7 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
 def visible(
     x: Tensor, positions: Tensor | None, window: int | None, before: int = 0
 ) -> Tensor | None:
-    """What each token may see, bool (rows or 1, 1, T, before + T); None: itself and all before it.
+    """The mask of visible tokens, bool (rows or 1, 1, T, before + T); None: plain causal.
 
     x (rows, T): the tokens, after `before` others; positions as in `GPT.forward`; window as in
     `shape.window`.
@@ -153,6 +153,6 @@ def visible(
     if window is None or window >= columns - 1:
         return seen
     places = torch.arange(columns, device=x.device)
-    mine = places[before:, None]  # compared only: a difference would be 8 bytes a pair
+    mine = places[before:, None]  # only compared: a difference would take 8 bytes per pair
     near = ((places <= mine) & (places >= mine - window))[None, None]
     return near if seen is None else seen & near

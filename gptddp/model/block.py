@@ -1,4 +1,4 @@
-"""One block of a transformer: attention and an MLP, each behind a norm, with residuals."""
+"""One block of a transformer: attention and an MLP, each after a norm, with residuals."""
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,13 @@ from gptddp.model.shape import mlp_width
 
 
 class TransformerBlock(nn.Module):
-    """Attention and an MLP, each behind a norm and with a residual connection."""
+    """Attention and an MLP, each after a norm and with a residual connection."""
 
     def __init__(self, c: Config, layer: int):
         super().__init__()
         self.activation, bias = c.activation, c.norm == "layernorm"
         width = mlp_width(c)
-        # of SwiGLU the gate's rows, then those that it lets through
+        # for SwiGLU: the gate's rows, then the gated rows
         self.rows = (width, width) if c.activation == "swiglu" else (width,)
         self.ln_1 = norm(c)
         self.attn = Attention(c, layer)
@@ -33,7 +33,7 @@ class TransformerBlock(nn.Module):
         values: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """x (rows, T, width) -> the same shape; the others: see Attention."""
+        """x (rows, T, width) -> the same shape; other arguments: see Attention."""
         x = x + self.dropout(self.attn(self.ln_1(x), mask, rotation, values, cache))
         x = x + self.dropout(self.proj(self.activated(self.fc(self.ln_2(x)))))
         return x
@@ -61,5 +61,5 @@ def normed(x: Tensor) -> Tensor:
 
 
 def capped(logits: Tensor, softcap: float) -> Tensor:
-    """Logits, fp32 and within +-softcap where that is not 0 (Gemma 2, 2024, section 2)."""
+    """Logits; if softcap is not 0, in fp32 and within +-softcap (Gemma 2, 2024, section 2)."""
     return softcap * torch.tanh(logits.float() / softcap) if softcap else logits

@@ -1,4 +1,4 @@
-"""DDP's buckets: what is added up at once over the ranks, and when that stays as it is."""
+"""Settles DDP's buckets, the groups of gradients that are summed over the ranks together."""
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -10,13 +10,13 @@ from gptddp.model.sums import Sums
 
 
 def settle(ddp: DDP, sums: Sums, c: Config, world: World) -> None:
-    """All ranks: two passes whose gradients are thrown away, before the state is loaded.
+    """All ranks: run two passes and discard their gradients, before the state is loaded.
 
-    DDP makes its buckets anew, once, in the forward pass that follows the first backward pass, in
-    the order in which that one had its gradients. Fast sums would otherwise have other bits in the
-    first step of a life than in the same step of an undisturbed run, and a process that comes into
-    a world would add its gradients to those of other tensors, without an error. After the second
-    pass `sums.layout` is that of all steps to come, the same in a world of any size.
+    DDP rebuilds its buckets once, in the forward pass after the first backward pass, in the order
+    of that pass's gradients. Otherwise fast sums would have other bits in the first step of a life
+    than in the same step of an undisturbed run, and a process that joins a world would add its
+    gradients to those of other tensors, without an error. After the second pass `sums.layout` stays
+    the same for all steps, in a world of any size.
     """
     tokens = torch.zeros(1, c.seq_len, dtype=torch.long, device=world.device)
     for _ in range(2):

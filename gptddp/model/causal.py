@@ -1,9 +1,9 @@
-"""Causal attention by plain products of matrices, a block of queries at a time: for CPUs.
+"""Causal attention by plain matrix products, a block of queries at a time: for CPUs.
 
-Each block is multiplied with the keys up to its end, so of the scores that nobody sees hardly any
-are computed; torch's fused kernel for CPUs works head by head, on small matrices. Forward and
-backward took, on one core of an AMD EPYC (Zen 5, bf16 with MKL), 2.7 ms in place of 6.4 for 16
-heads of `tiny` (256 tokens, 32 channels) and 74 ms in place of 190 for 24 of `gpt2` (1024, 64).
+Each block is multiplied with the keys up to its end, so hardly any masked scores are computed;
+torch's fused kernel for CPUs works head by head, on small matrices. Forward and backward took, on
+one core of an AMD EPYC (Zen 5, bf16 with MKL), 2.7 ms instead of 6.4 for 16 heads of `tiny` (256
+tokens, 32 channels) and 74 ms instead of 190 for 24 of `gpt2` (1024, 64).
 """
 
 import functools
@@ -17,24 +17,24 @@ from torch.autograd.function import once_differentiable
 
 from gptddp.distributed.torch_private import softmax_backward
 
-_AT_ONCE = 2**20  # scores of a block of queries, of as many heads as that makes: 2 MB in bf16
-_KEPT = 2**22  # scores of a layer that are kept for backward; of more they are computed again
+_AT_ONCE = 2**20  # scores computed at once, of as many heads as fit: 2 MB in bf16
+_KEPT = 2**22  # a layer's scores are kept for backward up to so many, else computed again
 
-Block = tuple[slice, slice, slice]  # of heads, of queries, and of the keys that these may see
+Block = tuple[slice, slice, slice]  # of heads, of queries, and of the keys that they may see
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(size)) v; q, k, v and the result (rows, heads, T, size), of one dtype.
 
-    A token sees itself and those before it. Products and scores are in that dtype; the softmax is
-    computed, and gradients are summed, in fp32. It has no second derivative.
+    A token sees itself and all earlier tokens. Products and scores have that dtype; the softmax and
+    the sums of gradients are in fp32. There is no second derivative.
     """
     out: Tensor = _Causal.apply(*(it.reshape(-1, *it.shape[2:]) for it in (q, k, v)))
     return out.view(q.shape)
 
 
 class _Causal(torch.autograd.Function):
-    """q, k, v (n, T, size), of n heads of any rows."""
+    """q, k, v (n, T, size): n heads, of one or more rows."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def _scale(q: Tensor) -> float:
 
 
 def _blocks(q: Tensor) -> Iterator[Block]:
-    """In an order that depends on the shape alone, as the sums of gradients follow it."""
+    """Yield blocks in an order that depends only on the shape: gradients are summed in it."""
     n, t, _ = q.shape
     rows = 64 if t < 512 else 128  # the fastest of 32, 64 and 128 for 256 and for 1024 tokens
     at_once = max(1, _AT_ONCE // (rows * t))
@@ -84,15 +84,15 @@ def _blocks(q: Tensor) -> Iterator[Block]:
 
 @functools.cache
 def _future(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What hides from each query of a block the keys after it, which are in the same block.
+    """The mask that hides the later keys of a block from its queries.
 
-    Made once for all layers and steps. Nothing writes to it.
+    Made once for all layers and steps; read only.
     """
     return torch.full((rows, rows), -math.inf, dtype=dtype, device=device).triu_(1)
 
 
 def _weights(q: Tensor, k: Tensor) -> Tensor:
-    """What a block of queries gives to each key, up to the last one that it sees."""
+    """The attention weights of a block of queries, over the keys up to its end."""
     scores, rows = torch.bmm(q, k.transpose(1, 2)), q.shape[1]
     scores[:, :, -rows:] += _future(rows, q.dtype, q.device)
     return torch.softmax(scores, -1)

@@ -1,4 +1,4 @@
-"""Loss and bits per byte on the validation split, shared out over all ranks."""
+"""Loss and bits per byte on the validation split, computed by all ranks together."""
 
 import math
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from gptddp.model.micro_batches import autocast, micro_batches
 class Evaluation:
     """The mean over the validation rows of all ranks."""
 
-    loss: float  # nats a token
-    bpb: float | None  # bits a byte of the text; None where its bytes are not known by its tokens
+    loss: float  # nats per token
+    bpb: float | None  # bits per byte of text; None if the tokens do not determine the bytes
     targets: int  # tokens that were predicted
-    n_bytes: int  # of the text in them
+    n_bytes: int  # bytes of their text
 
 
 @torch.no_grad()
@@ -36,10 +36,10 @@ def evaluate(
 ) -> Evaluation | None:
     """All ranks: evaluate the model, each rank on every W-th micro-batch.
 
-    `rows` are (tokens (n, T+1), valid (n, T)) as `loader.eval_rows` gives them, the same on every
-    rank. The sums of each micro-batch are made by one rank and added in one order, so the bits are
-    the same at any world size. None, on all ranks, if `stop()` is true on any of them before the
-    end. Targets of no bytes (special tokens) count for the loss, not for the bits per byte.
+    `rows`: (tokens (n, T+1), valid (n, T)) from `loader.eval_rows`, the same on every rank. One
+    rank computes the sums of each micro-batch, and they are added in a fixed order: the bits are
+    the same at any world size. None, on all ranks, if `stop()` is true on any rank before the end.
+    Targets of no bytes (special tokens) count for the loss, not for the bits per byte.
     """
     tokens, valid = rows
     token_bytes = torch.from_numpy(tokenizer.token_bytes).to(world.device)
@@ -50,15 +50,15 @@ def evaluate(
         for first in range(0, n, world.world_size):
             if world.all_reduce(torch.tensor(int(stop()))).item():  # all ranks
                 return None
-            if (i := first + world.rank) >= n:  # this rank has fewer: only the collective
+            if (i := first + world.rank) >= n:  # no more for this rank: only the collective
                 continue
             part = slice(i * config.micro_batch, (i + 1) * config.micro_batch)
             inputs = micro_batches(tokens[part], valid[part], tokenizer.bos, config, world.device)
             x, y, positions = next(inputs)
             with autocast(config, world.device):
-                nats = net.nats(x, y, positions)  # 0 where there is no target
+                nats = net.nats(x, y, positions)  # 0 without a target
             sums[i] = _sums(nats.flatten().double(), y.flatten(), token_bytes)
-    finally:  # a lost peer ends it too, and the next step has its dropout
+    finally:  # also if a peer is lost: the next step needs its dropout
         net.train()
     table = world.all_reduce(sums)  # all ranks
     nats_all, targets, nats_text, n_bytes = map(math.fsum, table.t().tolist())
@@ -68,7 +68,7 @@ def evaluate(
 
 
 def _sums(nats: Tensor, y: Tensor, token_bytes: Tensor) -> Tensor:
-    """Of a micro-batch, float64 (4): nats, targets, nats of text, bytes of text."""
+    """The sums of a micro-batch, float64 (4): nats, targets, nats of text, bytes of text."""
     size = torch.where(y >= 0, token_bytes[y.clamp(min=0)], 0)
     text = size > 0
     parts = [nats.sum(), (y >= 0).sum(), nats[text].sum(), size.sum()]

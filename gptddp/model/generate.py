@@ -1,4 +1,4 @@
-"""Text from a model, a token at a time."""
+"""Generates text with a model, token by token."""
 
 import codecs
 from collections.abc import Iterable, Iterator
@@ -24,10 +24,10 @@ def generate(
     top_p: float = 1.0,
     seed: int,
 ) -> Iterator[int]:
-    """Yield up to `tokens` token ids after the prompt; ends where the document ends.
+    """Yield up to `tokens` token ids after the prompt; stops at the end of the document.
 
-    Temperature 0 takes the likeliest token. Beyond seq_len the oldest tokens are forgotten: each
-    token has another position then, so all of them are computed anew for each.
+    Temperature 0 takes the likeliest token. Beyond seq_len the oldest tokens are dropped: all
+    positions shift, so all tokens are recomputed for each new token.
     """
     generator = torch.Generator().manual_seed(seed)
     ids = [tokenizer.bos, *tokenizer.encoder()(prompt).tolist()]
@@ -48,29 +48,29 @@ def generate(
 def _choose(
     logits: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator
 ) -> int:
-    """The next token, by logits (vocab): of the `top_k` likeliest, those that come to `top_p`.
+    """Draw the next token by logits (vocab), from the nucleus of the `top_k` likeliest tokens.
 
     Nucleus sampling (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration"): the
-    fewest of the likeliest whose probability is at least `top_p`; the likeliest is always one.
+    smallest set of likeliest tokens with a total probability of at least `top_p`, never empty.
     """
     if temperature == 0:
         return int(logits.argmax())
     best, index = logits.topk(min(top_k or len(logits), len(logits)))  # likeliest first
     scaled = best / temperature
-    if not scaled.isfinite().all():  # a temperature that is all but 0
+    if not scaled.isfinite().all():  # the temperature is almost 0
         return int(index[0])
     chances = F.softmax(scaled, dim=-1)
     if top_p < 1:
         kept = chances.cumsum(-1) - chances < top_p
-        kept[0] = True  # also where top_p is 0 in fp32
-        chances = chances.where(kept, 0)  # multinomial divides by their sum
+        kept[0] = True  # also if top_p is 0 in fp32
+        chances = chances.where(kept, 0)  # multinomial normalises them
     return int(index[torch.multinomial(chances, 1, generator=generator)])
 
 
 def text_of(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """The text of these ids in pieces, as they come: together what `decode` gives for all.
+    """Yield the text of the ids piece by piece; joined, the pieces are the `decode` of all ids.
 
-    A character whose bytes are in several tokens is in the piece of the last of them.
+    A character whose bytes are in several tokens is in the piece of the last of these tokens.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for i in ids:

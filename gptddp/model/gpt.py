@@ -1,8 +1,8 @@
-"""A GPT: as GPT-2 was published, or of the parts that models have today, by configuration.
+"""A GPT, by configuration as GPT-2 was published or with the parts of present models.
 
 GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"): learned
 positions, pre-LayerNorm blocks, GELU (tanh), tied embeddings. A modern one: rotary positions,
-RMSNorm, SwiGLU, fewer heads of keys and values, normed queries and keys.
+RMSNorm, SwiGLU, fewer key and value heads, normalised queries and keys.
 """
 
 import math
@@ -29,8 +29,8 @@ class GPT(nn.Module):
         super().__init__()
         self.seq_len, self.softcap, self.head_size = c.seq_len, c.softcap, shape.head_size(c)
         self.windows = [shape.window(c, layer) for layer in range(c.n_layer)]
-        # Trained weights have no rows to add: all logits of GPT-2 may lie far below 0, which is
-        # what a row of noise would have.
+        # Trained weights get no additional rows: all logits of GPT-2 may be far below 0, while a
+        # row of noise has logits near 0.
         rows = vocab_size if c.init_sha256 else shape.padded(vocab_size)
         kv_width = c.kv_heads * self.head_size
         self.wte = nn.Embedding(rows, c.n_embd)
@@ -52,10 +52,10 @@ class GPT(nn.Module):
     def forward(
         self, x: Tensor, y: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """Logits; with targets y (rows, T), IGNORE where padded, the summed loss in nats, fp32.
+        """Logits; with targets y (rows, T), IGNORE in padding, the summed loss in nats, fp32.
 
-        positions (rows, T) int64: of each token in its document, from 0. With them no token sees
-        another document than its own. Raises RuntimeError for targets without gradients.
+        positions (rows, T) int64: of each token in its document, from 0. With positions a token
+        sees only its own document. Raises RuntimeError for targets while gradients are off.
         """
         h = self.hidden(x, positions)
         if y is None:
@@ -65,13 +65,13 @@ class GPT(nn.Module):
     def hidden(
         self, x: Tensor, positions: Tensor | None = None, cache: Sequence[LayerCache] | None = None
     ) -> Tensor:
-        """What the output projection gets, (rows, T, width); x and positions as in `forward`.
+        """The input of the output projection, (rows, T, width); x and positions as in `forward`.
 
-        cache: a layer each, of the tokens before x, which it takes in; not with positions.
+        cache: one per layer, with the tokens before x; x is added to it. Not with positions.
         """
         h, rotation, before = self.wte(x), None, cache[0].length if cache else 0
         if self.wpe is None:
-            # Scores depend on distances: these do for documents too, which see themselves alone.
+            # Scores depend only on distances, so these positions also serve masked documents.
             places = torch.arange(before, before + x.size(1), device=x.device)
             rotation = rotation_of(places, self.head_size)
         elif positions is None:
@@ -92,26 +92,26 @@ class GPT(nn.Module):
 
     @property
     def unembedding(self) -> Tensor:
-        """The weight of the output projection (vocab, width): its own, or the embedding's."""
+        """The weight of the output projection (vocab, width); if tied, the embedding's."""
         return self.wte.weight if self.head is None else self.head.weight
 
     def logits(self, h: Tensor) -> Tensor:
-        """Of what `hidden` gives: (..., width) -> (..., vocab)."""
+        """The logits of the output of `hidden`: (..., width) -> (..., vocab)."""
         return capped(F.linear(h, self.unembedding), self.softcap)
 
     def nats(self, x: Tensor, y: Tensor, positions: Tensor | None = None) -> Tensor:
-        """The loss of each target in nats, fp32 (rows, T), 0 where y is IGNORE; no gradients."""
+        """The loss of each target in nats, fp32 (rows, T), 0 for IGNORE; no gradients."""
         h = self.hidden(x, positions).flatten(0, 1)
         return nats_of_each(h, self.unembedding, y.flatten(), self.softcap).view(y.shape)
 
     def n_params(self) -> int:
-        """Parameters, a tied head counted once."""
+        """The number of parameters; a tied head counts once."""
         return sum(p.numel() for p in self.parameters())
 
     def stacked(self, name: str) -> tuple[int, ...]:
-        """The rows of each matrix that the parameter `name` is made of; most are one matrix.
+        """The number of rows of each matrix in the parameter `name`; most are a single matrix.
 
-        Queries, keys and values are one parameter, for one product; so are SwiGLU's two.
+        Queries, keys and values are one parameter, for one product; so are SwiGLU's two matrices.
         """
         for suffix in (".qkv.weight", ".fc.weight"):
             if name.endswith(suffix):
@@ -121,9 +121,9 @@ class GPT(nn.Module):
 
 
 def check_size(c: Config, vocab_size: int, device: torch.device) -> None:
-    """Raise ConfigError where weights, gradients and moments are more than all of the memory.
+    """Raise ConfigError if weights, gradients and moments need more than the whole memory.
 
-    Or one mask of attention, for which torch's kernels add a number to each score.
+    Also if one mask of attention does: torch's kernels expand it to a number per score.
     """
     parameters = shape.n_params(c, vocab_size)
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -132,31 +132,31 @@ def check_size(c: Config, vocab_size: int, device: torch.device) -> None:
     if 16 * parameters > memory_bytes:  # four numbers in fp32
         raise ConfigError(
             f"a model of n_layer {c.n_layer}, n_embd {c.n_embd} and seq_len {c.seq_len} has "
-            f"{parameters:.2g} parameters and needs {16 * parameters / 2**30:.1f} GiB, of which "
+            f"{parameters:.2g} parameters and needs {16 * parameters / 2**30:.1f} GiB, but "
             f"there are {memory_bytes / 2**30:.1f}: lower {'--depth' if c.depth else 'one of them'}"
         )
     if (mask_bytes := 4 * shape.masked_pairs(c)) > memory_bytes:
         raise ConfigError(
             f"seq_len {c.seq_len} with windows {c.windows[:20]} and mask {c.mask} needs a mask of "
-            f"{mask_bytes / 2**30:.1f} GiB, of which there are {memory_bytes / 2**30:.1f}: use a "
+            f"{mask_bytes / 2**30:.1f} GiB, but there are {memory_bytes / 2**30:.1f}: use a "
             "smaller seq_len or micro_batch, or --windows L --mask none"
         )
 
 
 def shapes(c: Config, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Of the model's parameters, by name; without their memory."""
+    """The shapes of the model's parameters, by name, without allocating them."""
     with torch.device("meta"):
         return {name: tuple(p.shape) for name, p in GPT(c, vocab_size).named_parameters()}
 
 
 def build(c: Config, vocab_size: int, device: torch.device) -> GPT:
-    """The model with the weights that `seed` gives: the same on every rank and device."""
+    """Build the model with weights from `seed`, the same on every rank and device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(c.seed)
         return GPT(c, vocab_size).to(device)
 
 
-# -- the weights that a model begins with: drawn in the order of its modules -----------------------
+# -- initial weights, drawn in the order of the model's modules ------------------------------------
 
 
 def _as_gpt2(model: nn.Module, c: Config) -> None:
@@ -173,10 +173,10 @@ def _as_gpt2(model: nn.Module, c: Config) -> None:
 
 @torch.no_grad()
 def _as_autoresearch(model: nn.Module, c: Config) -> None:
-    """As github.com/karpathy/autoresearch does: each block is the identity at first.
+    """Initial weights of github.com/karpathy/autoresearch: each block is the identity at first.
 
     Uniform with a standard deviation of 1/sqrt(width); residual projections and gates are 0, and
-    the output is almost 0, so that the first loss is that of a guess.
+    the output is almost 0, so that the first loss is that of a uniform guess.
     """
     bound = math.sqrt(3 / c.n_embd)
     for name, parameter in model.named_parameters():

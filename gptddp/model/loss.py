@@ -1,4 +1,4 @@
-"""The output projection and its cross-entropy in one, a chunk of positions at a time."""
+"""The output projection and its cross-entropy, fused, a chunk of positions at a time."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 IGNORE = -100  # the target of a padded position
 _CHUNK = 512  # positions in a product: the fastest of 64 to 2048 on a CPU with 2 MB of L2 cache
-_IN_CACHE = 2**17  # logits that are made a gradient at once
+_IN_CACHE = 2**17  # logits that are turned into gradients at once
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -39,9 +39,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _nats_and_gradient(logits: Tensor, y: Tensor, softcap: float) -> Tensor:
-    """The summed loss in nats; the logits (n, vocab) become their gradient, y (n, 1) as above.
+    """The summed loss in nats; overwrites the logits (n, vocab) with their gradient; y (n, 1).
 
-    A few rows at a time, in fp32: eight passes over what lies in the cache of a core.
+    It works on a few rows at a time, in fp32, so that its eight passes stay in the core's cache.
     """
     real, index = y >= 0, y.clamp(min=0)
     whole = bool(real.all())
@@ -49,9 +49,9 @@ def _nats_and_gradient(logits: Tensor, y: Tensor, softcap: float) -> Tensor:
     rows = len(y) if logits.is_cuda else max(1, _IN_CACHE // logits.shape[1])
     for part in (slice(i, i + rows) for i in range(0, len(y), rows)):
         its = logits[part]
-        z = its.float()  # of fp32: the logits themselves
+        z = its.float()  # in fp32: the logits themselves
         if softcap:
-            capped = z.div_(softcap).tanh_()  # kept: its square is in the derivative
+            capped = z.div_(softcap).tanh_()  # the derivative needs its square
             z = capped * softcap
         z -= z.amax(1, keepdim=True)
         target[part] = z.gather(1, index[part])
@@ -70,15 +70,15 @@ def _nats_and_gradient(logits: Tensor, y: Tensor, softcap: float) -> Tensor:
 def linear_cross_entropy(h: Tensor, weight: Tensor, y: Tensor, softcap: float = 0.0) -> Tensor:
     """The summed loss in nats (fp32 scalar) of the logits `h @ weight.T`.
 
-    h (n, width), weight (vocab, width), y (n,) int64 with IGNORE where there is no target. With a
-    softcap a logit z becomes softcap * tanh(z / softcap). The logits exist for one chunk only: a
-    plain cross-entropy keeps all of them, twice in fp32, which is 4 GB for 10 rows of GPT-2, and
-    reads them five times instead of two (the idea is that of Liger Kernel, Hsu et al. 2024;
-    measured at 2048 x 4096 on one core: 22 ms against 63 ms).
-    Raises RuntimeError where gradients are off.
+    h (n, width), weight (vocab, width), y (n,) int64, IGNORE for no target. With a softcap a logit
+    z becomes softcap * tanh(z / softcap). Only one chunk of logits exists at a time: a plain
+    cross-entropy keeps all of them, twice in fp32, which is 4 GB for 10 rows of GPT-2, and reads
+    them five times instead of twice (the idea is from Liger Kernel, Hsu et al. 2024; measured at
+    2048 x 4096 on one core: 22 ms against 63 ms).
+    Raises RuntimeError if gradients are off.
     """
     if not torch.is_grad_enabled():
-        raise RuntimeError("linear_cross_entropy makes gradients: use nats_of_each to evaluate")
+        raise RuntimeError("linear_cross_entropy needs gradients: use nats_of_each to evaluate")
     device = h.device.type
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else h.dtype
@@ -91,7 +91,7 @@ def linear_cross_entropy(h: Tensor, weight: Tensor, y: Tensor, softcap: float = 
 def nats_of_each(h: Tensor, weight: Tensor, y: Tensor, softcap: float = 0.0) -> Tensor:
     """The loss in nats of each target, fp32 (n,), 0 for IGNORE; without gradients.
 
-    Shapes and softcap as in `linear_cross_entropy`; as there the logits exist for one chunk only.
+    Shapes, softcap and chunks as in `linear_cross_entropy`.
     """
     nats = torch.empty(len(h), dtype=torch.float32, device=h.device)
     for i in range(0, len(h), _CHUNK):

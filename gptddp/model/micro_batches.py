@@ -1,4 +1,4 @@
-"""Rows of tokens to the model's inputs and targets, a micro-batch at a time."""
+"""Turns rows of tokens into the model's inputs and targets, a micro-batch at a time."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -15,11 +15,11 @@ from gptddp.data.packing import documents_of, row_hashes
 from gptddp.distributed.pulse import beat
 from gptddp.model.loss import IGNORE
 
-LOOK_EVERY = 10  # steps, of which one has its rows hashed again
+LOOK_EVERY = 10  # one in so many steps hashes its rows again
 
 
 class MicroBatch(NamedTuple):
-    """What goes through the model at once; x, y and positions as in `micro_batches`."""
+    """The rows of one forward pass; x, y and positions as in `micro_batches`."""
 
     slot: int  # of the step, over all ranks
     number: int  # in its slot
@@ -27,21 +27,20 @@ class MicroBatch(NamedTuple):
     y: Tensor
     positions: Tensor | None
     ends_slot: bool
-    ends_step: bool  # this rank has no more
+    ends_step: bool  # the last one of this rank
 
     def seed(self, c: Config, step: int) -> int:
-        """Of its dropout: no other micro-batch of the run has the same, and no rank is in it."""
+        """The seed of its dropout: unique in the run, and independent of the rank."""
         return lanes.key(c.seed, step, self.slot, self.number)
 
 
 def of_step(
     batch: Batch, step: int, first_slot: int, c: Config, device: torch.device
 ) -> Iterator[MicroBatch]:
-    """This rank's slots of a step, one after the other, each in micro-batches.
+    """Yield this rank's slots of a step, one after the other, in micro-batches.
 
-    A slot is the rows of one lane: the shapes and their order are the same whichever rank has it.
-    Raises RuntimeError where what the model gets is not what `batch.fp` says: of one step in ten,
-    the hashes are made again.
+    A slot is the rows of one lane: the shapes and their order are the same on every rank. One step
+    in ten hashes its rows again: RuntimeError if the model's inputs do not match `batch.fp`.
     """
     rows = c.batch // c.lanes  # of a slot
     per_slot, n_slots = -(-rows // c.micro_batch), len(batch.tokens) // rows
@@ -59,19 +58,19 @@ def of_step(
             yield MicroBatch(first_slot + i, number, *it, last, last and i == n_slots - 1)
     if looks and fp % 2**64 != batch.fp:
         raise RuntimeError(
-            f"the rows that the model was given have the fingerprint {fp % 2**64:016x}, and those "
-            f"that were packed {batch.fp:016x}: the memory of this machine, or the code that hands "
-            "them on, is faulty"
+            f"the rows that the model was given have the fingerprint {fp % 2**64:016x}, but the "
+            f"packed rows have {batch.fp:016x}: the memory of this machine, or the code between "
+            "packing and model, is faulty"
         )
 
 
 def micro_batches(
     tokens: np.ndarray, valid: np.ndarray, bos: int, config: Config, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Inputs, targets and positions, each (rows, T) int64, of up to `micro_batch` rows at a time.
+    """Yield inputs, targets and positions, each (rows, T) int64, of up to `micro_batch` rows.
 
-    tokens is (n, T+1), valid (n, T): which targets count; the others are IGNORE. Positions count
-    the tokens of a document from 0; None unless the configuration's mask is "document".
+    tokens (n, T+1); valid (n, T): does the target count? Otherwise it becomes IGNORE. Positions
+    count the tokens of a document from 0; None unless the configuration's mask is "document".
     """
     for i in range(0, len(tokens), config.micro_batch):
         beat()  # a step on a slow processor may take many minutes
@@ -86,10 +85,10 @@ def micro_batches(
 
 
 def _to(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor in CPU memory to the device; it does not wait for the copy to a GPU.
+    """Copy a tensor in CPU memory to the device, without waiting for a GPU.
 
-    Pinned memory comes from torch's own pool, which does not use it again before the copy is done:
-    no buffers have to be kept here.
+    torch's pool does not reuse the pinned memory before the copy is done, so no reference must be
+    kept here.
     """
     if device.type != "cuda":
         return tensor.to(device)
@@ -97,5 +96,5 @@ def _to(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def autocast(config: Config, device: torch.device) -> AbstractContextManager[None]:
-    """A context with bf16 matrix products and fp32 weights if the precision is bf16."""
+    """A context with bf16 matrix products and fp32 weights, if the precision is bf16."""
     return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")

@@ -1,4 +1,4 @@
-"""The optimizer of a run: AdamW, and with it Muon where the run's `optimizer` has it."""
+"""The optimizer of a run: AdamW, and Muon for the matrices if the run's `optimizer` uses it."""
 
 from collections import ChainMap
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from gptddp.run.progress import Progress
 
 
 class Optimizer:
-    """AdamW for some parameters and Muon for the others, if any, as one.
+    """AdamW for some parameters and Muon for the others, if any, as one optimizer.
 
-    A step is `prepare` and then `step`. Only the second changes the state, and it has no
-    collective: so a step is done whole, or not at all.
+    Call `prepare`, then `step`. Only `step` changes the state, and it has no collective, so a step
+    is done completely or not at all.
     """
 
     def __init__(self, adamw: torch.optim.AdamW, muon: Muon | None) -> None:
@@ -29,14 +29,14 @@ class Optimizer:
         self.param_groups += [muon.group] if muon else []
         self.state: Mapping[Any, dict[str, Tensor]] = ChainMap(
             muon.state if muon else {},
-            adamw.state,  # last: it has an empty dict for whatever it is asked for
+            adamw.state,  # last: it returns an empty dict for any key
         )
 
     def set_lr(self, c: Config, progress: Progress) -> float:
-        """Give each group the rate of the next step; return the one that the log has.
+        """Set each group's rate for the next step; return the rate for the log.
 
-        The same on all ranks, as `progress` is: its train_s has been agreed on, see
-        training/agree.py.
+        It is the same on all ranks, because `progress` is: the ranks have agreed on its train_s,
+        see training/agree.py.
         """
         done = progress.step, c, progress.tokens, progress.train_s
         lr = lr_at(*done)
@@ -47,18 +47,18 @@ class Optimizer:
         return lr
 
     def prepare(self) -> None:
-        """All ranks: what a step needs of other ranks. The gradients must stay until `step`."""
+        """All ranks: exchange the data of a step. The gradients must stay until `step`."""
         if self._muon:
             self._muon.prepare()
 
     def step(self) -> None:
-        """Change parameters and state."""
+        """Update parameters and state."""
         self._adamw.step()
         if self._muon:
             self._muon.step()
 
     def zero_grad(self) -> None:
-        """Every gradient becomes zeros, and stays where it is."""
+        """Fill every gradient with zeros, in place."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -66,10 +66,10 @@ class Optimizer:
 
 
 def build(model: GPT, c: Config, world: World | None = None) -> Optimizer:
-    """The optimizer that `c.optimizer` names; every parameter is in one group.
+    """Build the optimizer `c.optimizer`; every parameter is in one group.
 
     Its moments exist from the start, all zeros, so that a checkpoint of any step, 0 included, has
-    the same tensors and is restored by copying into them. `world`: None for a process alone.
+    the same tensors and is restored by copying into them. `world`: None for a single process.
     """
     recipe, named = RECIPES[str(c.optimizer)], dict(model.named_parameters())
     named = {name: p for name, p in named.items() if p.requires_grad}
@@ -112,7 +112,7 @@ def _adamw(kinds: Mapping[Adam, list[nn.Parameter]], c: Config) -> torch.optim.A
 
 
 def state_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Every tensor of model and optimizer by the name that a checkpoint gives it: no copies."""
+    """Every tensor of model and optimizer, not copied, by its name in a checkpoint."""
     tensors: dict[str, Tensor] = {}
     for name, p in model.named_parameters():
         tensors[f"model.{name}"] = p.detach()

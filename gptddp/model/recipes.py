@@ -1,16 +1,15 @@
-"""What each `optimizer` does with each kind of parameter: the constants, in one table.
+"""The treatment of each kind of parameter by each `optimizer`: all constants in one table.
 
-The user's `lr`, `betas` and `weight_decay` are those of a run; a recipe multiplies the rate, by the
-role of a parameter, and says which parameters decay.
+`lr`, `betas` and `weight_decay` come from the run; a recipe scales the rate by the role of a
+parameter, and selects the parameters that decay.
 
 - `adamw`: Loshchilov & Hutter 2019, for all parameters; matrices and embeddings decay.
 - `muon`: Jordan et al. 2024 ("Muon: An optimizer for hidden layers in neural networks") for the
-  matrices of the blocks, AdamW for the rest. An update has the root mean square of one of AdamW's
-  (Liu et al. 2025, "Muon is scalable for LLM training"), so one `lr` and one `weight_decay` serve
-  both.
+  matrices of the blocks, AdamW for the rest. Its updates have the root mean square of AdamW's (Liu
+  et al. 2025, "Muon is scalable for LLM training"), so both share one `lr` and one `weight_decay`.
 - `autoresearch`: the recipe of karpathy/autoresearch (228791f). `lr` is the rate of the matrices;
-  the rates of the others follow it, in the proportions of its table. Variance reduction: Li et al.
-  2025, "NorMuon". Cautious weight decay: Chen et al. 2025, "Cautious weight decay".
+  the other rates are proportional to it, as in that recipe. Variance reduction: Li et al. 2025,
+  "NorMuon". Cautious weight decay: Chen et al. 2025, "Cautious weight decay".
 """
 
 from dataclasses import dataclass, field
@@ -33,16 +32,16 @@ class Adam:
 class Muon:
     """Muon for the matrices of the blocks."""
 
-    like_adamw: bool = True  # an update's root mean square is 0.2; else sqrt(rows / columns) counts
+    like_adamw: bool = True  # scale updates to a root mean square of 0.2; else by sqrt(rows / cols)
     momentum: tuple[float, float, int] = (0.95, 0.95, 1)  # from, to, in so many steps
-    variance_beta: float | None = None  # of the running mean square of each neuron's update
-    cautious: bool = False  # a number decays only where its update makes it smaller, too
-    decay_ends: bool = False  # the decay goes down to 0, in a line over the run
+    variance_beta: float | None = None  # beta of the running mean square of each neuron's update
+    cautious: bool = False  # a number decays only if its update also makes it smaller
+    decay_ends: bool = False  # the decay falls linearly to 0 over the run
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is done with each role; a role that is not named is treated as `head`."""
+    """The treatment of each role; a role without an entry is treated as `head`."""
 
     adam: dict[str, Adam] = field(default_factory=dict)
     muon: Muon | None = None
@@ -51,7 +50,7 @@ class Recipe:
 _PLAIN = {role: Adam() for role in ROLES} | {
     role: Adam(decays=False) for role in ("vector", "resid", "x0")
 }
-# Of autoresearch's table: 0.04 for matrices, 0.6 and 0.004 for embeddings and head.
+# Rates of autoresearch: 0.04 for matrices, 0.6 and 0.004 for embeddings and head.
 _MATRIX = 0.04
 RECIPES = {
     "adamw": Recipe(_PLAIN),
@@ -75,10 +74,10 @@ RECIPES = {
 
 
 def role(name: str, dim: int, tied: bool) -> str:
-    """What a parameter is, by its name and its number of dimensions.
+    """The role of a parameter, by its name and its number of dimensions.
 
-    The token embeddings are the head where the model has no other (`tied`). Learned positions are
-    treated like a head: their rows have no norm after them that would bear another rate.
+    If the head is `tied`, the token embeddings have its role. Learned positions are treated like a
+    head: no norm follows them that would tolerate another rate.
     """
     first = name.split(".")[0]
     if first == "blocks" and dim == 2:

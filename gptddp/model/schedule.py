@@ -1,4 +1,4 @@
-"""The learning rate, a pure function of how much of the run is done: the same on all ranks."""
+"""The learning rate, a pure function of the completed fraction of the run: equal on all ranks."""
 
 import math
 
@@ -9,9 +9,9 @@ from gptddp.config import Config
 def lr_at(step: int, c: Config, tokens: int = 0, train_s: float = 0.0) -> float:
     """Learning rate of step `step` (from 0): linear warm-up, then down to final_lr * lr.
 
-    The warm-up is counted in steps. The schedule ends where the run does: with `steps`, or before,
-    as the targets and the seconds that the steps so far have used let expect. It is at its end when
-    a budget is used up, and never rises, as neither a step nor what is done can take it back.
+    The warm-up is counted in steps. The schedule ends with the run: at `steps`, or earlier, as
+    extrapolated from the targets and seconds used so far. It reaches its end when a budget is used
+    up. After the warm-up it never rises, because the completed fraction never falls.
     """
     if step < c.warmup_steps:
         return c.lr * (step + 1) / c.warmup_steps
@@ -21,11 +21,11 @@ def lr_at(step: int, c: Config, tokens: int = 0, train_s: float = 0.0) -> float:
         factor = 0.5 * (1 + math.cos(math.pi * part))
     elif c.schedule == "linear":
         factor = 1 - part
-    else:  # wsd (Hu et al. 2024, "MiniCPM"): the peak until the last part of the run, then a line
+    else:  # wsd (Hu et al. 2024, "MiniCPM"): the peak, then linear in the last part of the run
         factor = min(1.0, max(0.0, 1 - step / max(1, end)) / c.warmdown) if c.warmdown else 1.0
     return c.lr * (c.final_lr + (1 - c.final_lr) * factor)
 
 
 def left_at(step: int, c: Config, tokens: int = 0, train_s: float = 0.0) -> float:
-    """How much of the run is left before step `step`, from 1 to 0."""
+    """The remaining fraction of the run before step `step`, from 1 to 0."""
     return max(0.0, 1 - step / max(1.0, last_step(c, step, tokens, train_s)))

@@ -1,16 +1,16 @@
 """The sum of a step's gradients over its slots and all ranks: exact, or fast.
 
-A sum of floats depends on its order, and so on the number of ranks. An exact one rounds each slot's
-gradient to a grid, whose spacing is a power of two, and adds whole numbers: below 2**53 float64 has
-all of them, so neither the order nor who has which slot changes a bit. It is float64 and not int64
-because that carries Inf and NaN, and is six times as fast on a CPU. The division by the number of
-targets comes after the sum. Demmel and Nguyen 2015, "Parallel reproducible summation", round to a
-grid in the same way.
+A sum of floats depends on its order, and so on the number of ranks. An exact sum rounds each slot's
+gradient to a grid, whose spacing is a power of two, and adds whole numbers: float64 represents all
+of them below 2**53, so neither the order nor the assignment of slots to ranks changes a bit. It is
+float64 instead of int64 because float64 carries Inf and NaN, and is six times as fast on a CPU. The
+division by the number of targets comes after the sum. Demmel and Nguyen 2015, "Parallel
+reproducible summation", round to a grid in the same way.
 
-The grid of a tensor follows from its largest gradient in the step before. So grids are state, like
-the moments of the optimizer: in checkpoints and fingerprints. Where a slot's gradient is
-too large for its grid, or so small that bits would be lost, all ranks do the step again, on the
-grid that fits it. The first step of a run is always done twice.
+The grid of a tensor follows from its largest gradient in the previous step. So grids are state, in
+checkpoints and fingerprints, like the moments of the optimizer. If a slot's gradient is too large
+for its grid, or so small that bits would be lost, all ranks do the step again, on a grid that fits.
+The first step of a run is always done twice.
 """
 
 import math
@@ -29,17 +29,17 @@ from gptddp.distributed.connect import World
 
 _WHOLE = 53  # float64 has all whole numbers below 2**53
 _ROOM = 6  # a gradient may become 2**6 times as large in a step
-_LEAST = 32  # bits that the largest gradient of a tensor keeps: so one of 1/256 has a float32's
-_RANGE = 100  # of exponents: a gradient on a grid stays a float32
-_CHUNK = 1 << 17  # numbers that are worked on at a time: they stay in the cache
+_LEAST = 32  # bits of a tensor's largest gradient: one of 1/256 of it still has a float32's 24
+_RANGE = 100  # largest exponent: a gradient on a grid stays a float32
+_CHUNK = 1 << 17  # numbers to process at a time: they stay in the cache
 
 
 class _Sums:
-    """What both have: the hook by which DDP hands over its buckets, one by one, to be reduced.
+    """The common part: the hook through which DDP passes its buckets, one by one, for reduction.
 
-    `finish` waits for the reductions, and has their errors, not the backward pass: DDP waits in C++
-    without a limit, and a loss must find it at the end of its pass: the step is begun again as any
-    other, with other peers or alone.
+    The hook returns to DDP at once, and `finish` waits for the reductions and raises their errors:
+    DDP itself would wait in C++ without a limit. After the loss of a peer the backward pass must be
+    complete, so that the step can be started again, with other peers or alone.
     """
 
     def __init__(self, ddp: DDP, world: World) -> None:
@@ -47,14 +47,14 @@ class _Sums:
         self._params = [p for p in ddp.parameters() if p.requires_grad]
         self._number = {p: i for i, p in enumerate(self._params)}
         self._buckets: list[tuple[int, ...]] = []  # of the last pass: the numbers of the tensors
-        self._begun: list[tuple[Any, Any]] = []  # reductions of this pass, and what is done after
-        self._failed: Exception | None = None  # to begin one
+        self._begun: list[tuple[Any, Any]] = []  # this pass's reductions, and futures of `take`
+        self._failed: Exception | None = None  # the error of a reduction that did not start
         self.wait_s = 0.0  # of this step: from this rank's last gradient to the sum over all ranks
         self._issued = 0.0
         ddp.register_comm_hook(None, self._reduce)
 
     def layout(self) -> int:
-        """A 64-bit hash of DDP's buckets in the last pass: only ranks with the same may add up."""
+        """A 64-bit hash of DDP's buckets in the last pass: only equal ones may be summed."""
         return xxhash.xxh3_64_intdigest(repr(self._buckets).encode())
 
     def _reduce(
@@ -62,7 +62,7 @@ class _Sums:
         _: None,
         bucket: td.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[Tensor]:
-        """All ranks: these gradients of the last slot are whole; their sum over ranks begins."""
+        """All ranks: a bucket of the last slot is complete; start its sum over the ranks."""
         numbers = tuple(self._number[p] for p in bucket.parameters())
         if bucket.index() == 0:
             self._buckets.clear()
@@ -72,14 +72,14 @@ class _Sums:
         grads: list[Tensor] = bucket.gradients()
 
         def take(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-            done.wait()  # raises what the collective has raised
+            done.wait()  # raises the error of the collective
             self._take(numbers, grads)
             return buffer
 
         try:
             work = td.all_reduce(self._addend(numbers, buffer), async_op=True)
             self._begun.append((work, work.get_future().then(take)))
-        except RuntimeError as error:  # a group of which another collective has failed
+        except RuntimeError as error:  # an earlier collective of the group failed
             self._failed = error
         self._issued = time.monotonic()
         for_ddp: torch.futures.Future[Tensor] = torch.futures.Future(
@@ -89,14 +89,14 @@ class _Sums:
         return for_ddp
 
     def _addend(self, numbers: tuple[int, ...], buffer: Tensor) -> Tensor:
-        """What is added up over the ranks, in place, of a bucket; `buffer`: its gradients."""
+        """The tensor of a bucket to sum over the ranks, in place; `buffer`: its gradients."""
         raise NotImplementedError
 
     def _take(self, numbers: tuple[int, ...], grads: list[Tensor]) -> None:
-        """The sum over the ranks is there: make gradients of it."""
+        """Turn the sum over the ranks into gradients."""
 
     def _all_reduce(self, values: Tensor) -> Tensor:
-        """All ranks: the last sum of the step, behind those of the gradients."""
+        """All ranks: wait for the sums of the gradients, then compute the last sum of the step."""
         for work, taken in self._begun:
             try:
                 self._world.wait(work)
@@ -104,37 +104,37 @@ class _Sums:
             except RuntimeError as error:
                 self._failed = self._failed or error
         self._begun = []
-        if self._failed is not None:  # and none of them still writes into a gradient
+        if self._failed is not None:  # no reduction writes into a gradient any more
             raise self._failed
         return self._world.all_reduce(values)
 
 
 class FastSums(_Sums):
-    """DDP's own reduction, in float32: the bits depend on the world size, and on the library."""
+    """DDP's usual reduction, in float32: the bits depend on the world size and the library."""
 
     def __init__(self, ddp: DDP, slots: int, world: World) -> None:
         super().__init__(ddp, world)
         self._nats = torch.zeros(slots, dtype=torch.float64, device=self._params[0].device)
 
     def _addend(self, numbers: tuple[int, ...], buffer: Tensor) -> Tensor:
-        return buffer.div_(self._world.world_size)  # as DDP does it by itself
+        return buffer.div_(self._world.world_size)  # as DDP does without a hook
 
     def tensors(self) -> dict[str, Tensor]:
-        """State that a run keeps: none."""
+        """The state for checkpoints: none."""
         return {}
 
     def begin(self, targets: int) -> float:
-        """What every loss is multiplied by: the sum over ranks is divided by their number."""
+        """The factor of every loss: it cancels the division by the world size."""
         self.wait_s = 0.0
         self._nats.zero_()
         return self._world.world_size / targets
 
     def took(self, slot: int, nats: Tensor) -> None:
-        """A micro-batch of the slot is about to go backward; nats: its loss."""
+        """Add the loss of a micro-batch, in nats, before its backward pass."""
         self._nats[slot] += nats.detach()
 
     def close(self, slot: int) -> None:
-        """The slot is done, and it is not this rank's last one."""
+        """Finish a slot that is not this rank's last one."""
 
     def finish(self) -> float:
         """All ranks: the nats of the whole step."""
@@ -143,15 +143,15 @@ class FastSums(_Sums):
         return nats
 
     def settle(self) -> None:
-        """The step has changed the model."""
+        """Call this after a step has changed the model."""
 
 
 class ExactSums(_Sums):
     """Whole numbers on grids, in float64: the same bits for any number of ranks, up to `slots`.
 
-    A communication hook of DDP: the last slot's buckets are reduced, together with the sums of the
-    slots before it, while its backward pass goes on. Twice the bytes of float32 on the wire; 8
-    bytes a parameter in memory.
+    The buckets of the last slot, together with the sums of the earlier slots, are reduced while its
+    backward pass continues. It sends twice the bytes of float32, and needs 8 bytes of memory per
+    parameter.
     """
 
     def __init__(self, ddp: DDP, slots: int, world: World) -> None:
@@ -160,23 +160,23 @@ class ExactSums(_Sums):
         self._totals = [
             torch.zeros(p.numel(), dtype=torch.float64, device=device) for p in self._params
         ]
-        # The totals of each bucket's tensors, side by side, of which `_totals` has the parts.
+        # The joined totals of each bucket's tensors; `_totals` has views of their parts.
         self._flat: dict[tuple[int, ...], Tensor] = {}
         # The spacing of a tensor's grid is 2**-exponent; 0 before the first step.
         self._exponents = torch.zeros(n, dtype=torch.int32, device=device)
-        # For each slot its nats and the largest gradient of each tensor; another rank's has zeros.
+        # For each slot, nats and the largest gradient of each tensor; zeros for other ranks' slots.
         self._slots = torch.zeros(slots, 1 + n, dtype=torch.float64, device=device)
         self._bits = _WHOLE - 1 - math.ceil(math.log2(slots))  # of a slot's largest number
-        self._least = min(_LEAST, self._bits - 2 * _ROOM)  # of very many slots it has fewer
+        self._least = min(_LEAST, self._bits - 2 * _ROOM)  # fewer if there are very many slots
         self._exponent = self._next = [0] * n
-        self._slot, self._targets, self._is_first = 0, 1, True  # first: of this rank, in the step
+        self._slot, self._targets, self._is_first = 0, 1, True  # is it this rank's first slot?
 
     def tensors(self) -> dict[str, Tensor]:
-        """State that a run keeps: int32 (parameter tensors), the live tensor."""
+        """The state for checkpoints: int32 (parameter tensors), not a copy."""
         return {"sums.exponents": self._exponents}
 
     def begin(self, targets: int) -> float:
-        """A step of so many targets over all ranks; what every loss is multiplied by: nothing."""
+        """Start a step with so many targets over all ranks; returns 1, the factor of every loss."""
         self._targets, self.wait_s = targets, 0.0
         self._start(self._exponents.tolist())
         return 1.0
@@ -187,12 +187,12 @@ class ExactSums(_Sums):
         self._is_first = True
 
     def took(self, slot: int, nats: Tensor) -> None:
-        """A micro-batch of the slot is about to go backward; nats: its loss."""
+        """Add the loss of a micro-batch, in nats, before its backward pass."""
         self._slot = slot
         self._slots[slot, 0] += nats.detach()
 
     def close(self, slot: int) -> None:
-        """The slot is done, and it is not this rank's last one: add its gradients."""
+        """Finish a slot that is not this rank's last one: add its gradients."""
         self._add(range(len(self._params)))
         self._is_first = False
 
@@ -206,13 +206,13 @@ class ExactSums(_Sums):
                 tensors.append(i)
                 lows.append(low)
                 highs.append(high)
-                # exact in float32, but for the rounding: the factor is a power of two
+                # only the rounding is inexact: the factor is a power of two
                 whole = part.mul_(2.0 ** self._exponent[i]).round_()
                 total.copy_(whole) if self._is_first else total.add_(whole)
                 part.zero_()
         most = torch.maximum(-torch.stack(lows), torch.stack(highs)).double()
         index = torch.tensor(tensors, device=most.device)
-        self._slots[self._slot, 1:].scatter_reduce_(0, index, most, "amax")  # NaN if there is one
+        self._slots[self._slot, 1:].scatter_reduce_(0, index, most, "amax")  # NaN if any is NaN
 
     def _addend(self, numbers: tuple[int, ...], buffer: Tensor) -> Tensor:
         self._add(numbers)
@@ -225,7 +225,7 @@ class ExactSums(_Sums):
                 part.copy_(total.div_(divisor))
 
     def _side_by_side(self, numbers: tuple[int, ...]) -> Tensor:
-        """The totals of a bucket's tensors, in one; DDP makes its buckets anew after a step."""
+        """The totals of a bucket's tensors, joined. DDP rebuilds its buckets once."""
         if numbers not in self._flat:
             for other in [it for it in self._flat if set(it) & set(numbers)]:
                 del self._flat[other]
@@ -236,14 +236,14 @@ class ExactSums(_Sums):
         return self._flat[numbers]
 
     def finish(self) -> float | None:
-        """All ranks: the nats of the whole step; None if a grid did not fit: do it again."""
+        """All ranks: the nats of the whole step; None if a grid did not fit: repeat the step."""
         slots = self._all_reduce(self._slots)
         self.wait_s += time.monotonic() - self._issued
-        largest = slots[:, 1:].amax(0).tolist()  # NaN if there is one
+        largest = slots[:, 1:].amax(0).tolist()  # NaN if any is NaN
         self._next = [self._fitting(*it) for it in zip(largest, self._exponent, strict=True)]
         if all(map(math.isfinite, largest)) and not self._fits(largest):
             self._start(self._next)
-            for parameter in self._params:  # they have the sum on the other grid
+            for parameter in self._params:  # discard the sum on the old grid
                 if parameter.grad is not None:
                     parameter.grad.zero_()
             return None
@@ -257,18 +257,18 @@ class ExactSums(_Sums):
         )
 
     def _fitting(self, most: float, exponent: int) -> int:
-        """The exponent for a tensor whose largest gradient is `most`; its own where none is."""
+        """The exponent for the largest gradient `most`; `exponent` if that is 0 or not finite."""
         if not most or not math.isfinite(most):
             return exponent
         return max(-_RANGE, min(_RANGE, self._bits - _ROOM - math.frexp(most)[1]))
 
     def settle(self) -> None:
-        """The step has changed the model: its grids are those of the next."""
+        """After a step has changed the model: keep its grids for the next step."""
         self._exponents.copy_(torch.tensor(self._next, dtype=torch.int32))
 
 
 def _chunks(grad: Tensor, total: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Both, flat, in parts of which each stays in the cache while it is worked on."""
+    """Both tensors, flat, in parts that stay in the cache while they are processed."""
     flat = grad.view(-1)
     if len(flat) <= _CHUNK:
         return [(flat, total)]
@@ -279,5 +279,5 @@ Sums = FastSums | ExactSums
 
 
 def build(ddp: DDP, c: Config, world: World) -> Sums:
-    """The sums that the run's `reduce` says."""
+    """Build the sums that the run's `reduce` selects."""
     return (ExactSums if c.reduce == "exact" else FastSums)(ddp, c.lanes, world)

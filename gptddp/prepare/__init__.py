@@ -1,1 +1,1 @@
-"""Text in, a dataset on disk out: imported by `cli` alone."""
+"""Turns text into a dataset on disk; only `cli` imports this package."""

@@ -1,7 +1,7 @@
-"""`gptddp prepare`: sources in, a dataset out; data/dataset.py describes the dataset.
+"""`gptddp prepare`: makes a dataset from sources; data/dataset.py describes the dataset.
 
-1. read     every document goes into an on-disk shuffle, which also drops copies; a huge one in
-            parts (reading.py)
+1. read     every document goes into an on-disk shuffle, which also drops copies; huge documents
+            are cut into parts (reading.py)
 2. train    the tokenizer, on the first documents of the shuffled training split
 3. write    the shuffled documents to the two splits (split.py)
 4. commit   dataset.json, by rename
@@ -29,8 +29,8 @@ from gptddp.prepare.shuffle import Shuffle, Totals
 from gptddp.prepare.sources import DOCUMENT_BYTES
 from gptddp.prepare.split import Split, choose
 
-# Frequent pairs decide the merges: more text than this costs time (5 MB/s a core) and gains nothing
-# (Python source, vocabulary 4096: 3.34 bytes a token from 64 MiB, 3.33 from 32).
+# Frequent pairs decide the merges: more text costs time (5 MB/s per core) and gains nothing
+# (Python source, vocabulary 4096: 3.34 bytes per token from 64 MiB, 3.33 from 32 MiB).
 _TOKENIZER_SAMPLE_BYTES = 32 << 20
 
 
@@ -41,12 +41,12 @@ def prepare(
     phases: Phases | None = None,
     val: Sequence[PathLike] = (),
 ) -> Dataset:
-    """Make the dataset `out` of the files and folders `given`; raises DataError.
+    """Make the dataset `out` from the files and folders `given`; raises DataError.
 
-    `val`: sources of the validation split, which is a part of `given` else. The same documents and
-    settings give the same bytes in every shard, on any machine, however often the process was
-    killed. If `out` is the dataset of the same files and settings already, nothing is done. After
-    an error `out` is as it was before, but for what the next process can go on from.
+    `val`: sources of the validation split; without them it is a part of `given`. The same documents
+    and settings give the same bytes in every shard, on any machine, however often the process was
+    killed. If `out` already is the dataset of the same files and settings, nothing is done. After
+    an error `out` is as before, except for data from which the next process continues.
     """
     out, phases = Path(out), phases or Phases()
     definition = recipe.given_tokenizer(settings.tokenizer)
@@ -56,7 +56,7 @@ def prepare(
         dataset = open_dataset(out)
         if changed := recipe.differences(dataset.manifest, made_from):
             raise DataError(
-                f"{out} already holds a dataset made otherwise: {'; '.join(changed)}: "
+                f"{out} already holds a dataset with other settings: {'; '.join(changed)}: "
                 f"choose another --out, or remove {out} first"
             )
         phases.say(f"{out} is already prepared from these sources with these settings")
@@ -80,8 +80,8 @@ def _build(
     definition: bytes | None,
     phases: Phases,
 ) -> dict[str, Any]:
-    """Steps 1 to 3; returns what the manifest says of them."""
-    made_by = None  # the tokenizer of the ids, where the sources are lists of ids
+    """Steps 1 to 3; returns their entries of the manifest."""
+    made_by = None  # the tokenizer of the ids, if the sources are lists of ids
     if settings.tokens_field is not None:
         made_by = byte_tokenizer() if definition is None else load_tokenizer(settings.tokenizer)
     reading = Reading(scratch, settings, made_by, phases)
@@ -108,22 +108,22 @@ def _build(
 
 
 def _too_few(totals: Totals, val_given: bool, dropped: dict[str, int]) -> str | None:
-    """Why no dataset can be made of so few documents; `dropped`: how many, by reason."""
+    """The message if the documents are too few; `dropped`: number of dropped ones, by reason."""
     lost = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in dropped.items() if n)
     lost = f" (dropped: {lost})" if lost else ""
     if val_given and not totals.val:
         return f"the validation sources hold no document{lost}; give others with --val"
     if val_given and totals.val == totals.documents:
         return (
-            f"no document is left for training{lost}: those of the validation sources are not "
-            "trained on; give other sources"
+            f"no document remains for training{lost}: documents of the validation sources are not "
+            "used for training; give other sources"
         )
     if val_given or totals.documents > 1:
         return None
     return (
         f"the sources hold {totals.documents} documents{lost}: at least 2 different ones are "
         "needed, one of them for validation; give more text (a text file is cut into documents of "
-        f"{DOCUMENT_BYTES >> 10} KiB, a line of JSONL is one)"
+        f"{DOCUMENT_BYTES >> 10} KiB, a line of JSONL is one document)"
     )
 
 
@@ -139,7 +139,7 @@ def _sample(shuffle: Shuffle, split: Split) -> Iterator[str]:
 
 
 def _save_tokenizer(out: Path, definition: bytes | None) -> tuple[Tokenizer, dict[str, Any]]:
-    """The tokenizer, and what the manifest says of it; a BPE is written to tokenizer.json."""
+    """Write a BPE to tokenizer.json; returns the tokenizer and its entry of the manifest."""
     about: dict[str, Any] = {"kind": "bytes", "file": None}
     tokenizer = byte_tokenizer()
     if definition is not None:
@@ -161,7 +161,7 @@ def _write(
     made_by: Tokenizer | None,
     phases: Phases,
 ) -> dict[str, Any]:
-    """Write both splits; returns what the manifest says of them."""
+    """Write both splits; returns their entries of the manifest."""
     rows, marks = rows_per_group(totals.rows - split.documents), totals.cut > 0
     phases.begin("writing", total=totals.rows)
     encode = tokenizer.encoder()
@@ -184,6 +184,6 @@ def _write(
 
 
 def unigram_entropy_nats(counts: np.ndarray) -> float:
-    """Entropy of a token drawn by these counts, in nats: the loss of a model that knows no more."""
+    """Entropy of the token frequencies, in nats: the loss of a model that knows only them."""
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum()) + 0.0  # never -0.0

@@ -1,4 +1,4 @@
-"""The command that makes datasets; it imports late, as `gptddp/cli.py`."""
+"""The command that makes datasets; it imports late, like `gptddp/cli.py`."""
 
 import math
 import sys
@@ -19,12 +19,12 @@ from gptddp.units import size
     default="text",
     show_default=True,
     metavar="NAME",
-    help="Field of JSON, column of parquet, that holds the text; doc.text: text within doc.",
+    help="JSON field or parquet column with the text; doc.text: field text of doc.",
 )
 @click.option(
     "--tokens-field",
     metavar="NAME",
-    help="Column of parquet that holds lists of token ids, in place of text.",
+    help="Parquet column with lists of token ids, to be read instead of text.",
 )
 @click.option(
     "--tokenizer",
@@ -37,7 +37,7 @@ from gptddp.units import size
     "--vocab-size",
     type=int,
     metavar="N",
-    help="Tokens to train. [default: 2048 below 16 MiB of text, 32768 from 1 GiB, else 4096]",
+    help="Vocabulary to train. [default: 2048 below 16 MiB of text, 32768 from 1 GiB, else 4096]",
 )
 @click.option(
     "--val-fraction",
@@ -45,13 +45,13 @@ from gptddp.units import size
     default=0.01,
     show_default=True,
     metavar="F",
-    help="Part of the documents that is held apart for validation; at least one document.",
+    help="Fraction of the documents for validation; at least one document.",
 )
 @click.option(
     "--val",
     multiple=True,
     metavar="SOURCE",
-    help="File or folder of the validation split, in place of a part of all. May be repeated.",
+    help="Validation file or folder, instead of a fraction of all. May be repeated.",
 )
 @click.option(
     "--seed",
@@ -59,19 +59,19 @@ from gptddp.units import size
     default=1337,
     show_default=True,
     metavar="N",
-    help="Seed of the one global shuffle.",
+    help="Seed of the global shuffle.",
 )
 @click.option(
     "--include",
     multiple=True,
     metavar="GLOB",
-    help="Of folders, read only these files, as in '*.py'. May be repeated.",
+    help="Read only these files of a folder, as in '*.py'. May be repeated.",
 )
 @click.option(
     "--exclude",
     multiple=True,
     metavar="GLOB",
-    help="Leave out these files and folders of a folder. May be repeated.",
+    help="Skip these files and subfolders of a folder. May be repeated.",
 )
 @click.option(
     "--max-bad",
@@ -79,17 +79,17 @@ from gptddp.units import size
     default=0,
     show_default=True,
     metavar="N",
-    help="Leave out up to N records that cannot be used, and list them in bad.jsonl.",
+    help="Skip up to N unusable records, and list them in bad.jsonl.",
 )
 def prepare(sources: tuple[str, ...], out: str, val: tuple[str, ...], **options: Any) -> None:
     """Turn text into a dataset: parquet shards and a tokenizer.
 
     SOURCE is a text file, a .jsonl or .json file (also .gz, .zst, .bz2), a .parquet file, or a
-    folder of them. Every other file of a folder is text, and skipped if it is not UTF-8; hidden
-    files, READMEs and licenses are left out. Where its files are named train, validation and test,
-    these are the splits, and test is left out. Empty documents and exact copies are dropped.
+    folder of them. Any other file of a folder is read as text, or skipped if it is not UTF-8;
+    hidden files, READMEs and licenses are skipped. Files named train and validation become these
+    splits; test files are then skipped. Empty documents and exact copies are dropped.
 
-    The same command goes on where a killed one was.
+    If it is killed, the same command continues.
 
     \b
     gptddp prepare books/ more.jsonl.zst --out data
@@ -104,7 +104,7 @@ def prepare(sources: tuple[str, ...], out: str, val: tuple[str, ...], **options:
 
 
 def summary(out: Path, m: dict[str, Any]) -> str:
-    """The summary: what was read, left out and dropped, and what the dataset holds."""
+    """The printed summary of a preparation: sources, skipped and dropped items, the dataset."""
     from gptddp.prepare.reading import BAD
 
     train, val, lost = m["splits"]["train"], m["splits"]["val"], m["dropped"]
@@ -116,7 +116,7 @@ def summary(out: Path, m: dict[str, Any]) -> str:
     bits_a_byte = nats / math.log(2) / bytes_a_token
     lines = {
         "read": "; ".join(read),
-        "left out": "; ".join(left_out),
+        "skipped": "; ".join(left_out),
         "bad": f"{m['bad_records']:,} records, see {BAD}" if m["bad_records"] else "",
         "documents": f"{train['documents']:,} train, {val['documents']:,} validation",
         "cut": f"{cut['documents']:,} huge documents, into {cut['parts']:,} parts"

@@ -1,4 +1,4 @@
-"""What the name of a file tells: its kind, its split, and whether it is only about a dataset."""
+"""Reads the name of a file: its kind, its split, and whether it only describes a dataset."""
 
 import os
 import re
@@ -8,12 +8,12 @@ _COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet"}
 _BY_SUFFIX |= {".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
 # Tables that are not read.
-_PROGRAM = "make parquet of it first, as docs/prepare.md of the sources shows"
+_PROGRAM = "convert it to parquet first, as docs/prepare.md of the sources shows"
 TABLES = {
     "csv": f"a CSV table: {_PROGRAM}",
-    "arrow": f"an Arrow file, as of save_to_disk of Hugging Face's datasets: {_PROGRAM}",
+    "arrow": f"an Arrow file, as save_to_disk of Hugging Face's datasets writes: {_PROGRAM}",
 }
-# Of text, only these have splits: `test.py` and `train.py` are source code like any other.
+# Only these text files have splits: `test.py` and `train.py` are ordinary source code.
 _SPLIT_TEXT = (".txt", ".text", ".raw", ".tokens")
 _ABOUT = re.compile(r"(readme|licen[cs]e|copying)([-._].*)?")
 _ABOUT_JSON = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
@@ -27,7 +27,7 @@ _SPLITS: dict[str, SourceSplit] = {
 
 
 def kind_of(name: str) -> tuple[str, str | None]:
-    """text, jsonl, json, parquet or one of TABLES; and its compression as pyarrow says it."""
+    """text, jsonl, json, parquet or one of TABLES; and pyarrow's name of the compression."""
     stem, suffix = os.path.splitext(name.lower())
     compression = _COMPRESSION.get(suffix)
     if compression:
@@ -36,16 +36,16 @@ def kind_of(name: str) -> tuple[str, str | None]:
 
 
 def is_about(name: str) -> bool:
-    """Is it a card, an info or a license, and not data itself?"""
+    """Is it a dataset card, a dataset info or a license instead of data?"""
     base = os.path.basename(name).lower()
     return base in _ABOUT_JSON or (bool(_ABOUT.fullmatch(base)) and kind_of(base)[0] == "text")
 
 
 def split_of(name: str) -> SourceSplit | None:
-    """The split that a path below a source names: by a folder, else by the file's own name.
+    """The split that a path below a source names: by a folder, else by the file name.
 
-    That is its first or last word, without the numbers of shards: train-00000-of-00002.parquet,
-    valid.jsonl, wiki.test.raw.
+    In a file name the first or last word counts, without shard numbers:
+    train-00000-of-00002.parquet, valid.jsonl, wiki.test.raw.
     """
     kind, compression = kind_of(name)
     folders, base = os.path.split(name.lower())

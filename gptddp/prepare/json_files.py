@@ -1,6 +1,6 @@
-"""The records of JSON files: lines of JSONL, and `.json` files by what is in them.
+"""The records of JSONL and `.json` files.
 
-A `.json` file is an array of objects, one object, or JSON lines. The first two are read at once.
+A `.json` file is an array of objects or one object, read as a whole, or JSON lines.
 """
 
 import codecs
@@ -10,14 +10,14 @@ from typing import IO, Any
 
 from gptddp.files import parse_json
 
-_MAX_BYTES = 1 << 30  # of an array: its objects take several times as much memory
+_MAX_BYTES = 1 << 30  # largest array: its objects take several times as much memory
 
-Problem = tuple[str, str]  # why a record cannot be used, and the fix; no value of JSON is a tuple
+Problem = tuple[str, str]  # why a record is unusable, and the fix; no JSON value is a tuple
 Record = tuple[str, int, Any]  # "line" or "record", its number, its value or a Problem
 
 
 def text_of(record: Any, field: str) -> bytes | Problem:
-    """The text of a record as UTF-8, empty where it is null."""
+    """The text of a record as UTF-8; empty if it is null."""
     if isinstance(record, tuple):
         return record[0], record[1]
     name_it = "name the field that holds the text with --text-field, as in text or doc.text"
@@ -37,14 +37,14 @@ def text_of(record: Any, field: str) -> bytes | Problem:
         return f"field {field!r} is of type {type(text).__name__}; it must be a string", name_it
     try:
         return text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell: U+FFFD
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can contain, becomes U+FFFD
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def at(record: Any, field: str) -> Any:
-    """The value of a field, or of `a.b` the field b of the object a; None where a is null.
+    """The value of a field; `a.b` is the field b of the object a, and None if a is null.
 
-    A field whose own name has a dot goes first. Raises KeyError with what is there instead.
+    A field whose name contains the dot takes precedence. Raises KeyError with the fields found.
     """
     if isinstance(record, dict) and field in record:
         return record[field]
@@ -52,8 +52,8 @@ def at(record: Any, field: str) -> Any:
     if dot and isinstance(record, dict) and outer in record:
         return None if record[outer] is None else at(record[outer], inner)
     if not isinstance(record, dict):
-        raise KeyError(f"JSON of type {type(record).__name__} in place of an object with {field!r}")
-    has = f"but the fields {', '.join(map(repr, record))}" if record else "and no other"
+        raise KeyError(f"JSON of type {type(record).__name__} instead of an object with {field!r}")
+    has = f"but the fields {', '.join(map(repr, record))}" if record else "the object is empty"
     raise KeyError(f"no field {field!r}, {has}")
 
 
@@ -67,9 +67,9 @@ def lines(stream: Iterable[bytes]) -> Iterator[Record]:
 
 
 def any_json(stream: IO[bytes]) -> Iterator[Record]:
-    """The records of a `.json` file, in the form that its content has.
+    """The records of a `.json` file, in whatever form.
 
-    JSON lines, where the first or the second line is an object (one of them may be damaged).
+    It is JSON lines if its first or second line is an object (one of them may be damaged).
     """
     begin: list[bytes] = []
     while sum(bool(line.strip()) for line in begin) < 2 and (line := stream.readline(_MAX_BYTES)):
@@ -83,11 +83,11 @@ def any_json(stream: IO[bytes]) -> Iterator[Record]:
         return
     try:
         if len(whole) >= _MAX_BYTES:
-            raise ValueError("over 1 GiB, and not in lines")
+            raise ValueError("over 1 GiB, but not JSON lines")
         value = parse_json(whole.decode())
     except ValueError as error:
         rule = "a .json file must be an array of objects, one object or JSON lines"
-        fix = "mend it, or make JSON lines of it, as with `jq -c '.[]'`"
+        fix = "mend it, or convert it to JSON lines, as with `jq -c '.[]'`"
         yield "record", 1, (f"not valid JSON ({error}); {rule}", fix)
         return
     for number, record in enumerate(value if isinstance(value, list) else [value], 1):

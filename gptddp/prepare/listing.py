@@ -1,4 +1,4 @@
-"""Which files the sources have, and a hash to tell whether any of them has changed."""
+"""Lists the files of the sources, with an identity that shows whether a file has changed."""
 
 import os
 import stat
@@ -12,7 +12,7 @@ from gptddp.prepare.file_names import TABLES, kind_of, split_of
 from gptddp.prepare.walk import show, unreadable, walk
 
 PathLike = str | os.PathLike[str]
-NAMED = 3  # files of a group that a message names
+NAMED = 3  # number of files that a message names
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class SourceFile:
     bytes: int
     given: bool  # named on the command line, not found in a folder
     identity: str
-    val: bool  # for validation, as a whole
+    val: bool  # all of it is for validation
 
 
 @dataclass
 class Listing:
-    """The files to read, and what of the folders was left out, by the reason in words."""
+    """The files to read, and the paths that were skipped, by reason."""
 
     files: list[SourceFile] = field(default_factory=list)
     left_out: dict[str, dict[str, None]] = field(default_factory=dict)  # ordered sets
@@ -40,13 +40,13 @@ class Listing:
         self.left_out.setdefault(reason, {})[show(path)] = None
 
     def counts(self) -> dict[str, int]:
-        """How many were left out, by reason."""
+        """The number of skipped paths, by reason."""
         return {reason: len(paths) for reason, paths in self.left_out.items()}
 
     def notes(self) -> list[str]:
-        """What a user should know, a line each."""
+        """One line for the user per reason."""
         return [
-            f"left out, {why}: {len(paths)} ({', '.join([*paths][:NAMED])}"
+            f"skipped, {why}: {len(paths)} ({', '.join([*paths][:NAMED])}"
             f"{', ...' * (len(paths) > NAMED)})"
             for why, paths in self.left_out.items()
         ]
@@ -59,13 +59,13 @@ def find(
     exclude: Sequence[str],
     out: Path,
 ) -> Listing:
-    """The files of all sources, each once; raises DataError where there is none.
+    """The files of all sources, each once; raises DataError if there are none.
 
     Folders are read with their subfolders; hidden names, dataset cards, broken links, devices and
-    the folder `out` are left out. `include` keeps only matching files of a folder, `exclude`
-    leaves out files and whole folders. A pattern with a slash is compared with the path below the
-    source (`*` takes slashes too), any other with the name alone. Files of `val` are for
-    validation, also those that lie in one of `sources`.
+    the folder `out` are skipped. `include` keeps only matching files of a folder, `exclude` skips
+    files and whole folders. A pattern with a slash is compared with the path below the source (`*`
+    matches slashes too), any other pattern with the file name. Files of `val` are for validation,
+    also if they are in one of `sources`.
     """
     # real paths, not inode numbers: some network file systems give two files the same number
     seen: set[str] = set()
@@ -90,27 +90,27 @@ def find(
     if not found.files:
         fix = "give text, .jsonl, .json or .parquet files, or a folder of them"
         if include or exclude:
-            fix = "check --include and --exclude, which are compared with names"
+            fix = "check the patterns of --include and --exclude"
         names = ", ".join(show(root) for root, _ in given)
         lost = ", ".join(f"{number} {why}" for why, number in found.counts().items())
-        lost = f" (left out: {lost})" if lost else ""
+        lost = f" (skipped: {lost})" if lost else ""
         raise DataError(f"{names}: no files to read{lost}; {fix}")
     return found
 
 
 def _status(root: str, out: str) -> os.stat_result:
-    """The status of a source; raises DataError where it cannot be one."""
+    """The status of a source; raises DataError if it cannot be a source."""
     shown = show(root)
     if Path(os.path.realpath(root)).is_relative_to(out):
-        raise DataError(f"the source {shown} lies in the output: choose an --out without sources")
+        raise DataError(f"the source {shown} is inside --out: choose an --out without sources")
     try:
         status = os.stat(root)
         refused = is_dataset(Path(root))
     except OSError as error:
         raise DataError(f"cannot read {shown}: {error.strerror}; check the path") from None
-    if refused:  # its manifest would be taken for a text as well
+    if refused:  # its manifest would be read as text, too
         raise DataError(
-            f"the source {shown} is a dataset already, for `gptddp train --data`; to prepare its "
+            f"the source {shown} is already a dataset, for `gptddp train --data`; to prepare its "
             f"documents again, give {shown}/train and {shown}/val"
         )
     if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
@@ -119,14 +119,14 @@ def _status(root: str, out: str) -> os.stat_result:
 
 
 def name_in(identity: str) -> str:
-    """The name in a file's identity, for a message."""
+    """The file name in an identity, for a message."""
     return show(os.fsdecode(bytes.fromhex(identity.split(" ")[1])))
 
 
 def check_unchanged(file: SourceFile) -> None:
-    """Raise DataError unless a file is the one that was listed.
+    """Raise DataError if a file has changed since it was listed.
 
-    What is read of one that changes meanwhile may be neither the old text nor the new one.
+    Text that was read while the file changed may be neither the old nor the new text.
     """
     try:
         status = os.stat(file.path)
@@ -145,9 +145,9 @@ def changed(file: SourceFile, how: str) -> DataError:
 
 
 def _is_table(root: str, name: str, found: Listing) -> bool:
-    """Is the file one that has to be converted first? It is left out of a folder.
+    """Must the file be converted first? In a folder it is skipped.
 
-    Raises DataError where it is given by name.
+    Raises DataError if it is given by name.
     """
     what = TABLES.get(kind_of(name or root)[0])
     if what and not name:
@@ -160,10 +160,9 @@ def _is_table(root: str, name: str, found: Listing) -> bool:
 def _sides(
     names: Sequence[str], root: str, for_val: bool, val_given: bool, found: Listing
 ) -> dict[str, str | None]:
-    """Is each file of a source for "train" or "val"? None for one that is left out.
+    """The side of each file of a source: "train", "val", or None if it is skipped.
 
-    The names in a folder tell it only where some of them are named train and others are of another
-    split: alone, `test/` may be anything.
+    Names decide only if some files are named train: without them, `test/` may be anything.
     """
     splits = {name: split_of(name or os.path.basename(root)) for name in names}
     if for_val or "train" not in splits.values():
@@ -172,7 +171,7 @@ def _sides(
     for name, split in splits.items():
         reason = "a test split" if split == "test" else None
         if split == "val" and val_given:
-            reason = "a validation split, in place of which --val is taken"
+            reason = "a validation split, replaced by --val"
         if reason:
             found.leave_out(reason, os.path.join(root, name))
         sides[name] = None if reason else split or "train"
@@ -195,5 +194,5 @@ def _source_file(root: str, name: str, label: str, status: os.stat_result, val: 
 
 
 def _state(status: os.stat_result) -> str:
-    """The end of an identity: what tells whether a file has changed."""
+    """The end of an identity: it differs if the file has changed."""
     return f" {status.st_size} {status.st_mtime_ns}"

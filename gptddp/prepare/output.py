@@ -1,6 +1,6 @@
-"""The folder of a dataset while one process makes it: all of the dataset or nothing of it.
+"""The output folder while one process makes a dataset: it gets the whole dataset or nothing.
 
-What a process needs to go on from where another was stopped is in the scratch folder, `.prepare`.
+The scratch folder `.prepare` has the data to continue after a process that was stopped.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from gptddp.prepare.reading import BAD
 from gptddp.prepare.scratch import JOURNAL
 
 TOKENIZER_FILE = "tokenizer.json"
-_OUTPUTS = (MANIFEST, TOKENIZER_FILE, BAD, *SPLITS)  # all that a dataset consists of
+_OUTPUTS = (MANIFEST, TOKENIZER_FILE, BAD, *SPLITS)  # everything that a dataset consists of
 _LOCK = ".prepare.lock"  # locked by the process that makes the dataset
-_NOT_FOREIGN = {_LOCK, SCRATCH, "lost+found"}  # the root of a volume may have the last one
+_NOT_FOREIGN = {_LOCK, SCRATCH, "lost+found"}  # the root of a volume may have lost+found
 
 
 def is_made(out: Path) -> bool:
-    """Is there a whole dataset in `out`? Raises DataError where the volume cannot say.
+    """Does `out` hold a whole dataset? Raises DataError if the volume does not answer.
 
-    What is left where a process was killed just after it had completed `out` is removed.
+    If a process was killed just after it had completed `out`, its remains are removed.
     """
     with _write_errors(out):
         made = exists(out / MANIFEST)
@@ -41,18 +41,18 @@ def is_made(out: Path) -> bool:
 
 @contextlib.contextmanager
 def building(out: Path) -> Iterator[Path]:
-    """Lock the folder `out`, made if need be, and yield the scratch folder in it.
+    """Make and lock the folder `out`, and yield the scratch folder in it.
 
-    Else all that is made in `out` is removed if an error ends the `with` block, but for a scratch
-    folder that another process can go on from. Raises DataError if another process makes a dataset
-    in `out`, if it holds other files, or if it cannot be written.
+    If an error ends the `with` block, everything made in `out` is removed, except a scratch folder
+    from which another process can continue. Raises DataError if another process makes a dataset in
+    `out`, if it holds other files, or if it cannot be written.
     """
     scratch = out / SCRATCH
     with _write_errors(out), _folder(out), _locked(out):
         try:
             if exists(out / MANIFEST):
-                raise DataError(f"{out} has just been finished by another process: run this again")
-            if exists(scratch):  # of a process that was killed
+                raise DataError(f"another process has just finished {out}: run this command again")
+            if exists(scratch):  # from a process that was killed
                 _remove(out, _OUTPUTS)
             if foreign := sorted(set(os.listdir(out)) - _NOT_FOREIGN):
                 names = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
@@ -65,24 +65,24 @@ def building(out: Path) -> Iterator[Path]:
             except BaseException:
                 _remove(out, _OUTPUTS)
                 raise
-        finally:  # where the volume cannot say, all is kept
+        finally:  # if the volume does not answer, everything is kept
             keep = exists(scratch / JOURNAL) or exists(scratch / BAD)
             if exists(out / MANIFEST) or not keep:
                 _remove(out, [SCRATCH])
 
 
 def give_up(scratch: Path) -> None:
-    """Keep nothing of the scratch folder when the block of `building` ends."""
+    """Make `building` remove the scratch folder when its block ends."""
     for name in (JOURNAL, BAD):
         (scratch / name).unlink(missing_ok=True)
 
 
 def commit(out: Path, scratch: Path, manifest: dict[str, Any]) -> None:
-    """Write `dataset.json`, by rename, when all other files of the dataset are there."""
+    """Write `dataset.json` by rename; all other files of the dataset must be complete."""
     head = {"format": FORMAT, "version": VERSION, "gptddp": __version__}
     path = scratch / MANIFEST
     text = json.dumps({**head, **manifest}, indent=1)
-    text = re.sub(r"\[\s+(\d+),\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2, \3]", text)  # a row group
+    text = re.sub(r"\[\s+(\d+),\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2, \3]", text)  # row group: 1 line
     path.write_text(text + "\n", "utf-8")
     fsync(path)
     fsync(out)
@@ -92,7 +92,7 @@ def commit(out: Path, scratch: Path, manifest: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _folder(out: Path) -> Iterator[None]:
-    """Make the folder and its parents; remove them again if no dataset is there in the end."""
+    """Make the folder and its parents; remove them again if no dataset is made."""
     made = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _remove(out: Path, names: Sequence[str]) -> None:
-    """Remove files and folders of `out`, in this order: the scratch folder marks the others."""
+    """Remove files and folders of `out`, in the given order."""
     for name in names:
         path = out / name
         if path.is_dir() and not path.is_symlink():
@@ -138,12 +138,12 @@ def _write_errors(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (*FULL, errno.EFBIG):
-            kept = "Nothing was left behind"
+            kept = "No files were kept"
             if (out / SCRATCH).exists():
-                kept = f"What was read is kept in {out / SCRATCH}: the same command goes on from it"
+                kept = f"Progress is kept in {out / SCRATCH}: the same command continues from it"
             raise DataError(
-                f"no space left for {out} ({error.strerror}): preparing needs about one and a half "
-                f"times the size of the text there; free some, or choose another --out. {kept}"
+                f"no space left for {out} ({error.strerror}): preparing needs about 1.5 times the "
+                f"size of the text there; free some space, or choose another --out. {kept}"
             ) from error
         raise DataError(
             f"cannot write to {out}: {error.strerror or error}; choose another --out"

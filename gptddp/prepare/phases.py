@@ -1,4 +1,4 @@
-"""How far a long command has come, in plain lines: on stderr, so that stdout has only results."""
+"""Progress of a long command, in plain lines on stderr: stdout has only results."""
 
 import time
 from typing import TextIO
@@ -15,7 +15,7 @@ class Phases:
         self._said_s = 0.0
 
     def begin(self, what: str, total: int = 0) -> None:
-        """Begin a phase of `total` units; 0 where that is not known."""
+        """Start a phase of `total` units; 0: unknown."""
         self._what, self._done, self._total = what, 0, total
         self.say(what)
 

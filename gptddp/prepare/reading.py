@@ -1,10 +1,10 @@
-"""The first step of `prepare`: every document of the sources into the shuffle, once.
+"""The first step of `prepare`: put every document of the sources into the shuffle, once.
 
-What earlier processes have read is taken over; see scratch.py.
+Documents that earlier processes have read are not read again; see scratch.py.
 
-A huge document is cut into parts: rows of the dataset that are shuffled like any others. Otherwise
-one lane would get all of it, and hold it in memory several times. All parts but the last are marked
-as going on, so that packing does not take the end of a part for the end of a document.
+A huge document is cut into parts, rows of the dataset that are shuffled like any others. Otherwise
+one lane would get all of it, and hold it in memory several times. All parts except the last are
+marked, so that packing does not take the end of a part for the end of a document.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from gptddp.prepare.shuffle import Shuffle, Totals
 from gptddp.prepare.sources import NotText, documents
 from gptddp.prepare.walk import as_utf8, show
 
-# 192 parts, four for each of 48 lanes, are 48 MiB: from there on lanes are alike, whatever the
-# documents. At every cut the model loses the context of one training row, of some sixty or more.
+# 192 parts, four for each of 48 lanes, are 48 MiB: from this size on lanes are alike, whatever the
+# documents. Each cut costs the context of one training row of about sixty or more.
 PART_BYTES = 256 << 10
-PART_IDS = 64 << 10  # of about as much text
+PART_IDS = 64 << 10  # ids of about as much text
 
 BAD = "bad.jsonl"  # the list of bad records, in the scratch folder and in the dataset
 
 
 class Reading:
-    """`shuffle`: what the sources have come to, after `read`; `counts`: what was found in them.
+    """`shuffle`: all documents, after `read`.
 
-    counts: "empty" documents, "binary" files, "bad" records; and of each kind of file, as in
-    "text files" and "text documents", how many there were.
+    counts: "empty" documents, "binary" files, "bad" records; and for each kind of file its files
+    and documents, as in "text files" and "text documents".
     """
 
     shuffle: Shuffle
@@ -47,7 +47,7 @@ class Reading:
     def __init__(
         self, folder: Path, settings: Settings, made_by: Tokenizer | None, phases: Phases
     ) -> None:
-        """`made_by`: the tokenizer of the ids, where the sources are lists of ids."""
+        """`made_by`: the tokenizer of the ids, if the sources are lists of ids."""
         self._settings, self._made_by, self._phases = settings, made_by, phases
         how = {
             "text_field": settings.text_field,
@@ -60,14 +60,14 @@ class Reading:
         self.counts: Counter[str] = Counter()
 
     def read(self, files: Sequence[SourceFile]) -> None:
-        """Read what has not been read; raises DataError, OSError, and what is done is kept."""
+        """Read the remaining sources. Raises DataError or OSError; finished sources are kept."""
         scratch = self._scratch
         why_not = scratch.load({file.identity for file in files})
         most, bad = self._settings.max_bad, scratch.counts.get("bad", 0)
         if why_not is None and bad > most:
-            why_not = f"--max-bad is {most}, and {bad} records were left out"
+            why_not = f"--max-bad is {most}, and {bad} records were skipped"
         if why_not:
-            self._phases.say(f"what was read before cannot be used, starting again: {why_not}")
+            self._phases.say(f"earlier progress cannot be used, starting again: {why_not}")
             scratch.clear()
         self.counts.update(scratch.counts)
         self.shuffle = Shuffle(scratch, self._settings.seed)
@@ -83,16 +83,16 @@ class Reading:
                 scratch.save()
                 if scratch.done:
                     self._phases.say(
-                        f"{len(scratch.done)} files that have been read are kept in "
-                        f"{scratch.folder}; the same command goes on after them"
+                        f"{len(scratch.done)} files have been read and are kept in "
+                        f"{scratch.folder}; the same command continues after them"
                     )
-            with contextlib.suppress(OSError):  # the list of bad records too, to be read
+            with contextlib.suppress(OSError):  # it also flushes the list of bad records
                 scratch.close()
             raise
         scratch.close()
 
     def _read_file(self, file: SourceFile) -> None:
-        """Read a file to its end; raises DataError where it changes meanwhile."""
+        """Read a file to its end; raises DataError if it changes meanwhile."""
         try:
             self._read_documents(file)
             self.counts[f"{file.kind} files"] += 1
@@ -100,20 +100,20 @@ class Reading:
             if file.given:
                 raise DataError(
                     f"{show(file.path)} {error}: only UTF-8 text can be read; convert it, as with "
-                    "`iconv -t utf-8`, or leave it out"
+                    "`iconv -t utf-8`, or do not give it"
                 ) from None
             self.counts["binary"] += 1
             if self.counts["binary"] <= NAMED:
-                self._phases.say(f"{show(file.path)} {error}: skipped, as others like it")
+                self._phases.say(f"{show(file.path)} {error}: skipped, like all such files")
         except UnicodeDecodeError as error:  # it was checked before
-            raise changed(file, "it is not UTF-8 any more") from error
+            raise changed(file, "it is no longer UTF-8") from error
         except DataError:
-            check_unchanged(file)  # if it has, then that is why
+            check_unchanged(file)  # a change is the cause of the error
             raise
         check_unchanged(file)
 
     def _read_documents(self, file: SourceFile) -> None:
-        remaining = file.bytes  # not yet shown as read: it may be compressed
+        remaining = file.bytes  # not yet counted as progress; the file may be compressed
         first = None
         for place, number, found in documents(file, self._settings, self._made_by):
             if isinstance(found, tuple):
@@ -132,14 +132,14 @@ class Reading:
         self._phases.advance(remaining)
 
     def _note(self, path: str, place: str, number: int, problem: str, fix: str) -> None:
-        """Note a bad record in the list; raises DataError unless it may be left out."""
+        """Add a bad record to the list; raises DataError if it must not be skipped."""
         between = ":" if place == "line" else f", {place} "
         most, listed = self._settings.max_bad, self._scratch.folder / BAD
         if self.counts["bad"] >= most:
-            others = f" (as {most} others, which are in {listed})" if most else ""
+            others = f" ({most} others are listed in {listed})" if most else ""
             raise DataError(
-                f"{show(path)}{between}{number}: {problem}: {fix}, or leave such records out "
-                f"with a higher --max-bad{others}"
+                f"{show(path)}{between}{number}: {problem}: {fix}, or skip such records with a "
+                f"higher --max-bad{others}"
             )
         self.counts["bad"] += 1
         line = {"file": as_utf8(path), place: number, "reason": problem}
@@ -147,7 +147,7 @@ class Reading:
         self._scratch.append(BAD, data)
 
     def said(self, totals: Totals) -> dict[str, Any]:
-        """What the manifest says of what was read, and of what was dropped."""
+        """The manifest's entries for documents read, dropped and cut."""
         counts = self.counts
         kinds = sorted(name.split()[0] for name in counts if name.endswith(" files"))
         cut = {"cut": {"documents": totals.cut, "parts": totals.parts}} if totals.cut else {}
@@ -165,17 +165,17 @@ class Reading:
         }
 
     def write_bad(self, out: Path) -> None:
-        """Put the list of bad records into the dataset, where there are any. Raises OSError."""
+        """Copy the list of bad records, if any, into the dataset. Raises OSError."""
         if self.counts["bad"]:
             (out / BAD).write_bytes((self._scratch.folder / BAD).read_bytes())
             fsync(out / BAD)
 
 
 def cut(document: bytes, made_by: Tokenizer | None = None) -> list[bytes]:
-    """The document in parts, in the order of the text; only itself where it is not too long.
+    """Cut a long document into parts, in order; a short one is its only part.
 
     Text (UTF-8) is cut behind a line end, else in front of a space, else between two characters;
-    the bytes of ids, where `made_by` is their tokenizer, between two ids.
+    with `made_by`, the tokenizer of the ids, the bytes of ids are cut between two ids.
     """
     if made_by is not None:
         size = PART_IDS * np.dtype(made_by.dtype).itemsize
@@ -189,12 +189,12 @@ def cut(document: bytes, made_by: Tokenizer | None = None) -> list[bytes]:
 
 
 def _end(text: bytes, begin: int) -> int:
-    """Where a part that begins here ends: no part but the last is shorter than half the limit."""
+    """The end of the part that starts at `begin`: at least half the limit from it."""
     limit, half = begin + PART_BYTES, begin + PART_BYTES // 2
     if line_end := text.rfind(b"\n", half, limit) + 1:
         return line_end
     if (space := text.rfind(b" ", half, limit)) >= 0:
-        return space  # most tokenizers have it in one token with the word behind it
+        return space  # most tokenizers put it into one token with the next word
     while text[limit] & 0xC0 == 0x80:  # within a character
         limit -= 1
     return limit

@@ -1,4 +1,4 @@
-"""What decides a dataset: its settings and source files; what differs from those of another."""
+"""The settings and source files of a dataset, and their differences from another dataset's."""
 
 import hashlib
 import json
@@ -17,23 +17,23 @@ from gptddp.prepare.walk import show
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the dataset, besides the sources; raises DataError for what cannot be."""
+    """Settings that, with the sources, determine the dataset. Raises DataError for wrong values."""
 
     text_field: str = "text"
     tokens_field: str | None = None  # the documents are lists of token ids in this column
     tokenizer: str = "bpe"  # "bpe": train one; "bytes"; or the path of a tokenizer.json
-    vocab_size: int | None = None  # None: `default_vocab_size` of the text
+    vocab_size: int | None = None  # None: see `default_vocab_size`
     val_fraction: float = 0.01
     seed: int = 1337
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    max_bad: int = 0  # so many bad records are listed and left out
+    max_bad: int = 0  # skip and list up to so many bad records
 
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction <= 0.5:
             raise DataError(
-                f"--val-fraction is {self.val_fraction}: use a value between 0 and 1, 0.5 at most, "
-                "so that most of the text is trained on; an own source is given with --val"
+                f"--val-fraction is {self.val_fraction}: use more than 0, and at most 0.5, so that "
+                "most of the text is for training; to give validation data separately, use --val"
             )
         if self.max_bad < 0:
             raise DataError(f"--max-bad is {self.max_bad}: use a number from 0")
@@ -41,12 +41,12 @@ class Settings:
             raise DataError(f"--seed is {self.seed}: use a value from 0 to 2**64 - 1")
         if self.tokens_field is not None and self.tokenizer == "bpe":
             raise DataError(
-                f"--tokens-field {self.tokens_field} is of tokens that have been made already: "
-                "give the tokenizer.json that made them with --tokenizer"
+                f"--tokens-field {self.tokens_field} reads ready-made token ids: give the "
+                "tokenizer.json that made them with --tokenizer"
             )
         if self.vocab_size is not None:
             if self.tokenizer != "bpe":
-                raise DataError("--vocab-size is for a tokenizer to be trained: leave it out here")
+                raise DataError("--vocab-size is for training a tokenizer: omit it here")
             if not MIN_VOCAB <= self.vocab_size <= 2**20:
                 raise DataError(
                     f"--vocab-size is {self.vocab_size}: use {MIN_VOCAB} (256 bytes and "
@@ -58,10 +58,10 @@ DEFAULTS = Settings()
 
 
 def default_vocab_size(text_bytes: int) -> int:
-    """2048 below 16 MiB, so that tokens are seen often enough; 32768 from 1 GiB; between them 4096.
+    """2048 below 16 MiB, so that tokens are frequent enough; 32768 from 1 GiB; 4096 in between.
 
-    Less than 1 GiB of text is for a tiny model: most of its work would be a large softmax. More is
-    for a GPT-2, whose own vocabulary is 50257; 32768 ids fit in 16 bits.
+    Less than 1 GiB of text suits a tiny model: a large softmax would be most of its work. More
+    suits a GPT-2, whose original vocabulary is 50257; 32768 ids fit in 16 bits.
     """
     if text_bytes < 16 << 20:
         return 2048
@@ -71,7 +71,7 @@ def default_vocab_size(text_bytes: int) -> int:
 def given_tokenizer(tokenizer: str) -> bytes | None:
     """The content of the given tokenizer.json; None for "bpe" and "bytes".
 
-    Raises DataError unless it is one that can be used.
+    Raises DataError if it cannot be used.
     """
     if tokenizer in ("bpe", "bytes"):
         return None
@@ -87,7 +87,7 @@ def made_from(
     settings: Settings,
     definition: bytes | None,
 ) -> dict[str, Any]:
-    """What the manifest says of settings and sources; see `differences`."""
+    """The manifest's entries for settings and sources; see `differences`."""
     said = asdict(settings)
     if definition is not None:
         said["tokenizer"] = "sha256:" + hashlib.sha256(definition).hexdigest()
@@ -103,9 +103,9 @@ def made_from(
 
 
 def differences(manifest: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between the `origin` in a manifest and that of this call; [] if nothing.
+    """The differences between a manifest and `made_from` of this call; [] if there are none.
 
-    The limit of bad records decides nothing, unless there were more.
+    The limit of bad records is compared only if the dataset has more bad records.
     """
     same = {"max_bad"} if manifest["bad_records"] <= now["settings"]["max_bad"] else set()
     old = manifest["settings"]

@@ -1,8 +1,8 @@
-"""What has been read so far, so that the next process goes on from there.
+"""Saves the documents read so far, so that the next process continues from there.
 
-The scratch folder holds files that only grow, and a journal. A line of the journal says which
-sources have been read, how long each file is then, and what was counted; it is written when all of
-that is durable. What lies behind these lengths, and a torn last line, do not count.
+The scratch folder holds append-only files, and a journal. A line of the journal has the sources
+that have been read, the length of each file, and the counts; it is written when all of that is
+durable. Data beyond these lengths, and a torn last line, are cut off.
 """
 
 import json
@@ -19,30 +19,30 @@ from gptddp.files import exists, fsync
 from gptddp.prepare.listing import name_in
 
 JOURNAL = "journal.jsonl"
-# Seconds between two lines: what a kill costs at most, besides the source that is being read.
+# Seconds between two lines: a kill costs at most so much, plus the source that is being read.
 _EVERY_S = 5.0
-_COST = 20  # and at least so many times what the last line took
+_COST = 20  # and at least so many times as long as the last line took
 
 
 class Scratch:
-    """`done`: identities of the sources that have been read; `counts`: what was counted in them."""
+    """`done`: identities of the sources that have been read; `counts`: their counts."""
 
     def __init__(self, folder: Path, how: Mapping[str, Any]) -> None:
-        """`how`: what decides how a source is read. All methods raise OSError."""
+        """`how`: the settings that determine how a source is read. All methods raise OSError."""
         self.folder = folder
         self.done: set[str] = set()
         self.counts: dict[str, Any] = {}
-        self.lengths: dict[str, int] = {}  # of the files, with what has been appended so far
+        self.lengths: dict[str, int] = {}  # of the files, appended bytes included
         self._how = {"gptddp": __version__, **how}
         self._open = ExitStack()
         self._files: dict[str, IO[bytes]] = {}
-        self._line: dict[str, Any] = {"files": []}  # the next one
+        self._line: dict[str, Any] = {"files": []}  # the next line
         self._next_s = time.monotonic() + _EVERY_S
 
     def load(self, sources: Collection[str]) -> str | None:
-        """Go on from what another process has left; returns why not, where it left something.
+        """Continue from the state of another process; if it cannot be used, return the reason.
 
-        `sources`: the identities of all that are to be read.
+        `sources`: the identities of all sources to read.
         """
         found = self._lines()
         if not found:
@@ -58,11 +58,11 @@ class Scratch:
             self.lengths, self.counts = line["lengths"], line["counts"]
         if gone := sorted(self.done.difference(sources)):
             more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
-            return f"{name_in(gone[0])}{more} has changed since it was read, or is given otherwise"
+            return f"{name_in(gone[0])}{more} has changed since it was read, or is not given now"
         return self._cut()
 
     def clear(self) -> None:
-        """Remove all that is there, the journal first: nobody goes on from a part of it."""
+        """Remove everything, the journal first, so that no process continues from a part of it."""
         self.done, self.counts, self.lengths = set(), {}, {}
         (self.folder / JOURNAL).unlink(missing_ok=True)
         fsync(self.folder)
@@ -70,7 +70,7 @@ class Scratch:
         self.folder.mkdir()
 
     def append(self, name: str, data: bytes) -> None:
-        """Append to one of the files; it is durable after `save`."""
+        """Append to a file; the data are durable after `save`."""
         if name not in self._files:
             file = open(self.folder / name, "ab", buffering=1 << 16)  # noqa: SIM115, see close
             self._files[name] = self._open.enter_context(file)
@@ -78,7 +78,7 @@ class Scratch:
         self.lengths[name] = self.lengths.get(name, 0) + len(data)
 
     def finish(self, source: str, counts: Mapping[str, Any]) -> None:
-        """A source has been read to its end; now and then this is made durable."""
+        """Record that a source has been read to its end; every few seconds call `save`."""
         self.done.add(source)
         self._line["files"].append(source)
         self._line |= {"lengths": dict(self.lengths), "counts": dict(counts)}
@@ -86,7 +86,7 @@ class Scratch:
             self.save()
 
     def save(self) -> None:
-        """Make durable what was read of finished sources, then say so in the journal."""
+        """Make the data of finished sources durable, then add them to the journal."""
         if not self._line["files"]:
             return
         begin, path = time.monotonic(), self.folder / JOURNAL
@@ -105,11 +105,11 @@ class Scratch:
         self._next_s = now + max(_EVERY_S, _COST * (now - begin))
 
     def close(self) -> None:
-        """Close the files; the folder is left to the caller."""
+        """Close the files. The folder stays."""
         self._open.close()
 
     def _lines(self) -> list[dict[str, Any]]:
-        """All whole lines of the journal; what follows them is cut off."""
+        """All whole lines of the journal; cuts off the rest of it."""
         path, found, end = self.folder / JOURNAL, [], 0
         if not exists(path):
             return []
@@ -123,7 +123,7 @@ class Scratch:
         return found
 
     def _cut(self) -> str | None:
-        """Cut the files to their lengths; returns what is wrong where one is shorter."""
+        """Cut the files to their lengths; returns a message if one is shorter."""
         for path in self.folder.iterdir():
             if path.name != JOURNAL and path.stat().st_size > self.lengths.get(path.name, 0):
                 os.truncate(path, self.lengths.get(path.name, 0))

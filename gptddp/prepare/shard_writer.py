@@ -1,4 +1,4 @@
-"""Documents to the parquet shards of a dataset."""
+"""Writes documents to the parquet shards of a dataset."""
 
 import contextlib
 import hashlib
@@ -16,25 +16,25 @@ from gptddp.data.tokenizer import Tokenizer
 from gptddp.files import fsync
 
 _SHARD_BYTES = 256 << 20  # of text
-# A row group is what lanes are dealt: with four a lane, lanes differ by a few percent.
+# Row groups are dealt to lanes: with four per lane, lanes differ by a few percent.
 _ROW_GROUPS = 4 * 48
-_ROW_GROUP_ROWS = 1024  # at most: a restart tokenises a row group a lane again
+_ROW_GROUP_ROWS = 1024  # at most: a restart tokenises one row group per lane again
 _ROW_GROUP_BYTES = 4 << 20  # of text, about 1 M tokens: for the same reason
-# A row group's tokens are counted in so many pieces of so many bytes, evenly spread: all of it
-# where it is small, 3 % of 4 MiB. That finds its tokens to about 1 %; its bytes alone to about 4 %.
+# A row group's tokens are counted in so many pieces of so many bytes, evenly spread: all of a small
+# one, 3 % of 4 MiB. The estimate is within about 1 %; from the bytes alone, within about 4 %.
 _PIECES, _PIECE_BYTES = 256, 512
 
 
 def rows_per_group(rows: int) -> int:
-    """Rows of a row group, where the training split has so many: documents, or parts of some."""
+    """Rows of a row group, if the training split has `rows` rows (documents or parts)."""
     return max(1, min(_ROW_GROUP_ROWS, rows // _ROW_GROUPS))
 
 
 class ShardWriter:
-    """Writes documents to DIR/SPLIT/00000.parquet and on; `close` returns what the manifest says.
+    """Writes documents to DIR/SPLIT/00000.parquet and so on; `close` returns the manifest's entry.
 
-    zstd, because it decodes at 1.5 GB/s and halves what is read from the volume; no dictionary,
-    because documents do not repeat; page checksums, because nothing else shows a flipped bit.
+    zstd, because it decodes at 1.5 GB/s and halves the reads from the volume; no dictionary,
+    because documents do not repeat; page checksums, because nothing else reveals a flipped bit.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class ShardWriter:
         are_ids: bool = False,
         marks: bool = False,
     ) -> None:
-        """`are_ids`: documents are token ids, not text, of the tokenizer (data/pretokenized.py).
+        """`are_ids`: documents are ids of the tokenizer instead of text (data/pretokenized.py).
 
-        `marks`: there is a column that says which of them go on in another row. Raises OSError, as
-        all methods do.
+        `marks`: write a column that marks the documents that another row continues. This and all
+        methods raise OSError.
         """
         self._made_by = tokenizer if are_ids else None
         self._encode, self._marks = tokenizer.encoder(), marks
@@ -57,7 +57,7 @@ class ShardWriter:
         self._files: list[dict[str, Any]] = []
         self._writer: pq.ParquetWriter | None = None
         self._group: list[bytes] = []
-        self._goes_on: list[bool] = []  # of each of the group
+        self._goes_on: list[bool] = []  # one mark per document of the group
         self._group_bytes = self._documents = 0
         (dir / split).mkdir()
 
@@ -65,15 +65,15 @@ class ShardWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._writer is not None:  # not closed: an error is on its way
-            with contextlib.suppress(OSError):  # the full disk, again
+        if self._writer is not None:  # not closed: an exception ends the block
+            with contextlib.suppress(OSError):  # the disk may still be full
                 self._writer.close()
                 self._sink.close()
 
     def add(self, document: bytes, goes_on: bool = False) -> None:
         """Write a document, or a part of one, as a row: UTF-8, or the bytes of its ids."""
         size = len(document)
-        if self._made_by is not None:  # of the text that the ids stand for
+        if self._made_by is not None:  # the size of the text that the ids stand for
             ids = pretokenized.ids_of(document, self._made_by)
             size = int(self._made_by.token_bytes[ids].sum()) or 1
         if self._group and self._group_bytes + size > _ROW_GROUP_BYTES:
@@ -115,7 +115,7 @@ class ShardWriter:
             self._close_file()
 
     def _tokens(self) -> int:
-        """About how many tokens the group gives, with one for the end of each row."""
+        """Estimate the tokens of the group, plus one for the end of each row."""
         whole = b"".join(self._group)
         if self._made_by is not None:
             return len(pretokenized.ids_of(whole, self._made_by)) + len(self._group)

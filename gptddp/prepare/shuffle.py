@@ -1,10 +1,9 @@
-"""One global shuffle of documents, on disk: they come back in the order of a keyed content hash.
+"""One global shuffle of documents, on disk: the order is that of a keyed content hash.
 
 The order is a pure function of the seed and the set of documents: neither the order in which they
-were found nor the machine matters. Copies have the same key, so they come side by side. A document
-that is cut is as many entries as it has parts: the key of the first is that of the whole document,
-and the keys of the others come from it. Memory: one bucket, which is 1/128 of the text,
-and 17 bytes an entry.
+were found nor the machine matters. Copies have the same key, so they are adjacent. A document that
+is cut has one entry per part: the first has the key of the whole document, the keys of the others
+are derived from it. Memory: one bucket, which is 1/128 of the text, and 17 bytes per entry.
 """
 
 import mmap
@@ -20,20 +19,20 @@ from gptddp.prepare.scratch import Scratch
 
 # Files of the scratch folder, by the key's first bits: the order does not depend on their number.
 _BUCKETS = [f"{number:03}" for number in range(128)]
-# And pairs of keys: of the first piece of a file, or part of a document, and of another one of it.
+# A file of key pairs: the first piece of a file (or part of a document), and another piece of it.
 _PIECES = "pieces"
 _KEY_BYTES, _LENGTH_BYTES = 16, 7  # and a byte of flags
 _HEAD_BYTES = _KEY_BYTES + _LENGTH_BYTES + 1
-# Flags: a source gives it for validation; a part that goes on in another; not a document's first.
+# Flags: from a validation source; another part follows; not the first part of a document.
 _VAL, _GOES_ON, _LATER = 1, 2, 4
-_ENTRY = np.dtype([("key", f"S{_KEY_BYTES}"), ("flags", "u1")])  # in memory, of each entry
+_ENTRY = np.dtype([("key", f"S{_KEY_BYTES}"), ("flags", "u1")])  # in memory, per entry
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Documents in the shuffle; `val`: those of them that are given for validation.
+    """Documents in the shuffle; `val`: number that validation sources have.
 
-    cut: those that are cut, into `parts` parts.
+    dropped: copies. cut: number of documents that are cut, into `parts` parts in total.
     """
 
     documents: int
@@ -44,21 +43,21 @@ class Totals:
 
     @property
     def rows(self) -> int:
-        """What the shuffle gives: documents, and parts of those that are cut."""
+        """Rows that the shuffle yields: whole documents, and parts of cut ones."""
         return self.documents - self.cut + self.parts
 
 
 class Shuffle:
     """Takes documents with `add`; then iterate over it, any number of times.
 
-    Of copies one is kept: one that is given for validation, where there is any.
+    It keeps one of several copies: one from a validation source, if there is one.
     """
 
     def __init__(self, scratch: Scratch, seed: int) -> None:
-        """`scratch` may hold what another process has added. All methods raise OSError."""
+        """`scratch` may hold documents of an earlier process. All methods raise OSError."""
         self._scratch, self._seed = scratch, seed
         self._keys = [bytearray() for _ in _BUCKETS]
-        self.bytes = 0  # of all documents that were added
+        self.bytes = 0  # total of all documents that were added
         for bucket, name in enumerate(_BUCKETS):
             if not scratch.lengths.get(name):
                 continue
@@ -71,7 +70,7 @@ class Shuffle:
                     self.bytes += end - start
 
     def add(self, parts: Sequence[bytes], val: bool = False, first: bytes | None = None) -> bytes:
-        """Add a document in its parts, mostly one; returns its key.
+        """Add a document in its parts, usually one; returns its key.
 
         `first`: the key of the first piece of its file.
         """
@@ -98,7 +97,7 @@ class Shuffle:
         self.bytes += len(text)
 
     def totals(self) -> Totals:
-        """What there is."""
+        """Count the documents, without copies."""
         documents = val = cut = parts = added = 0
         for bucket in range(len(_BUCKETS)):
             _, flags = self._different(bucket)
@@ -112,7 +111,7 @@ class Shuffle:
         return Totals(documents, val, added - documents, cut, parts)
 
     def counts(self) -> Iterator[tuple[bytes, int]]:
-        """(key, documents) of each entry, in order; not after `forget_keys`.
+        """Yield (key, documents) of each entry, in order; not after `forget_keys`.
 
         A document that is cut is counted at its last part.
         """
@@ -120,35 +119,35 @@ class Shuffle:
             keys, flags = self._different(bucket)
             ends = (flags & _GOES_ON == 0).tolist()
             for key, end in zip(keys.tolist(), ends, strict=True):
-                yield key.ljust(_KEY_BYTES, b"\0"), int(end)  # numpy takes zeros off the end
+                yield key.ljust(_KEY_BYTES, b"\0"), int(end)  # numpy strips trailing zeros
 
     def pieces(self) -> Iterator[tuple[bytes, bytes]]:
-        """(key of a first piece or part, key of another of it), in the order of reading."""
+        """Yield (key of a first piece or part, key of a later one), in the order of reading."""
         if _PIECES in self._scratch.lengths:
             data = (self._scratch.folder / _PIECES).read_bytes()
             for at in range(0, len(data), 2 * _KEY_BYTES):
                 yield data[at : at + _KEY_BYTES], data[at + _KEY_BYTES : at + 2 * _KEY_BYTES]
 
     def forget_keys(self) -> None:
-        """Free their memory."""
+        """Free the memory of the keys."""
         self._keys.clear()
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes, bool, bool]]:
-        """(key, text, is it given for validation?, does it go on?) in the order of the keys.
+        """Yield (key, text, from a validation source?, does another part follow?), by key.
 
-        The scratch folder's files must have been closed.
+        The scratch folder's files must be closed.
         """
         for name in _BUCKETS:
             if name not in self._scratch.lengths:
                 continue
             data = (self._scratch.folder / name).read_bytes()
             for key, group in groupby(sorted(_records(data)), key=itemgetter(0)):
-                # all copies have the same text and flags, but for _VAL
+                # copies have the same text and flags, except _VAL
                 _, start, end, flags = max(group, key=lambda copy: copy[3])
                 yield key, data[start:end], flags & _VAL > 0, flags & _GOES_ON > 0
 
     def _different(self, bucket: int) -> tuple[np.ndarray, np.ndarray]:
-        """The different keys of a bucket, sorted, and the flags of all copies of each."""
+        """The distinct keys of a bucket, sorted, and the combined flags of each key's copies."""
         entries = np.frombuffer(self._keys[bucket], _ENTRY)
         keys, which = np.unique(entries["key"], return_inverse=True)
         flags = np.zeros(len(keys), np.uint8)
@@ -157,7 +156,7 @@ class Shuffle:
 
 
 def _records(data: bytes | mmap.mmap) -> Iterator[tuple[bytes, int, int, int]]:
-    """(key, start, end, flags) of each entry of a bucket."""
+    """Yield (key, start, end, flags) of each entry of a bucket."""
     at, size = 0, len(data)
     while at < size:
         key, start = data[at : at + _KEY_BYTES], at + _HEAD_BYTES

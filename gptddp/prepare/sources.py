@@ -1,7 +1,7 @@
 """The documents of a source file.
 
-A text file is a document, or several pieces of about DOCUMENT_BYTES where it is longer. A record of
-a JSON file and a row of a parquet file are a document each. Their order here does not matter: see
+A text file is one document, or several pieces of about DOCUMENT_BYTES if it is longer. Each record
+of a JSON file and each row of a parquet file is a document. Their order does not matter: see
 shuffle.py.
 """
 
@@ -26,13 +26,13 @@ from gptddp.prepare.recipe import Settings
 from gptddp.prepare.walk import show, unreadable
 
 # Longer text files are cut at line ends, so that even one book gives a validation split, and row
-# groups have about the same size. A training row is a few KB: the model loses no context by that.
+# groups have about the same size. A training row is a few KB: the cuts cost hardly any context.
 DOCUMENT_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 20  # read at once
-# A smaller file that begins so is a pointer of Git LFS.
+# A smaller file that starts with _POINTER is a Git LFS pointer.
 _POINTER_BYTES, _POINTER = 1024, b"version https://git-lfs.github.com/spec/"
-_FIX_JSON = "leave the file out with --exclude, or make it a .txt file to read it as plain text"
-_FIX_FILE = "mend it, or leave it out with --exclude"
+_FIX_JSON = "skip the file with --exclude, or rename it to .txt to read it as plain text"
+_FIX_FILE = "mend it, or skip it with --exclude"
 
 Found = tuple[str, int, bytes | Problem]  # "line", "row" or "record", its number, the document
 
@@ -44,8 +44,8 @@ class NotText(ValueError):
 def documents(file: SourceFile, settings: Settings, made_by: Tokenizer | None) -> Iterator[Found]:
     """The documents of a file, empty ones included: UTF-8, or the bytes of the ids of `made_by`.
 
-    Raises DataError, naming the file, for what cannot be read and is no bad record; NotText, before
-    the first document.
+    Raises DataError, with the file name, for errors that are no bad record; NotText, before the
+    first document.
     """
     place, number = {"jsonl": "line", "parquet": "row"}.get(file.kind, "record"), 0
     if made_by is not None:
@@ -58,21 +58,21 @@ def documents(file: SourceFile, settings: Settings, made_by: Tokenizer | None) -
             place, number, _ = found
             yield found
     except (OSError, pa.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the volume: it may pass
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the volume
             raise DataError(unreadable(file.path, error)) from error
         what = "not a readable parquet file" if file.kind == "parquet" else "damaged"
-        problem = f"{what} ({error}), so that the rest of the file cannot be read"
+        problem = f"{what} ({error}), so the rest of the file cannot be read"
         yield place, number + 1, (problem, _FIX_FILE)
 
 
 @contextmanager
 def _open(file: SourceFile) -> Iterator[IO[bytes]]:
-    """Raises DataError for a pointer of Git LFS, whatever its name: it is no bad record either."""
+    """Open and decompress a file. Raises DataError for a Git LFS pointer, whatever its name."""
     with open(file.path, "rb") as raw:
         if file.bytes < _POINTER_BYTES and raw.peek().startswith(_POINTER):
             raise DataError(
-                f"{show(file.path)} is a Git LFS pointer in place of the file: get the file with "
-                "`git lfs pull`, or leave it out with --exclude"
+                f"{show(file.path)} is a Git LFS pointer instead of the file: get the file with "
+                "`git lfs pull`, or skip it with --exclude"
             )
         if file.compression is None:
             yield raw
@@ -85,15 +85,15 @@ def _open(file: SourceFile) -> Iterator[IO[bytes]]:
 
 
 def _text(file: SourceFile, text_field: str) -> Iterator[Found]:
-    """It is read to its end before any part of it is used: a small one once, a large one twice."""
+    """Check a whole text file, then yield its pieces. A large file is read twice."""
     with _open(file) as stream:
-        # no more than it has: memory for a chunk costs more than reading a small file
+        # not more than the file has: allocating a chunk costs more than reading a small file
         size = _CHUNK_BYTES if file.compression else min(_CHUNK_BYTES, file.bytes + 1)
         head = stream.read(size)
         _check_text(head, stream)
     if _is_record(head, text_field) and ".txt" not in file.path.lower():
         problem = f"a JSON record with the field {text_field!r} in a file that is read as text"
-        fix = "let the file's name end in .jsonl, or in .txt if its text is meant to be JSON"
+        fix = "rename the file to end in .jsonl, or in .txt to train on the JSON text itself"
         yield "line", 1, (problem, fix)
     elif len(head) < size:
         yield from _cut(io.BytesIO(head))
@@ -103,14 +103,14 @@ def _text(file: SourceFile, text_field: str) -> Iterator[Found]:
 
 
 def _is_record(head: bytes, text_field: str) -> bool:
-    """Does a text file begin like JSON lines, under a name such as part-00000 or x.jsonlines?"""
+    """Does a text file start like JSON lines, under a name such as part-00000 or x.jsonlines?"""
     with suppress(ValueError, KeyError):
         return isinstance(at(parse_json(head.partition(b"\n")[0]), text_field), str)
     return False
 
 
 def _check_text(head: bytes, stream: IO[bytes]) -> None:
-    """Raise NotText unless all of a file, of which the head has been read, is text."""
+    """Raise NotText unless a file is text; `head` has been read, `stream` has the rest."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     chunk = head
     while True:
@@ -126,11 +126,11 @@ def _check_text(head: bytes, stream: IO[bytes]) -> None:
 
 
 def _cut(stream: IO[bytes]) -> Iterator[Found]:
-    """The text, cut after the last line end within each DOCUMENT_BYTES, or within a longer line."""
+    """Cut the text after the last line end within each DOCUMENT_BYTES, or within a longer line."""
     rest = stream.read(_CHUNK_BYTES).removeprefix(codecs.BOM_UTF8)
     while len(rest) > DOCUMENT_BYTES:
         end = rest.rfind(b"\n", 0, DOCUMENT_BYTES) + 1 or DOCUMENT_BYTES
-        # In a long line, in front of a character: one has 4 bytes at most, unless the file has
+        # In a long line, cut in front of a character. It has at most 4 bytes, unless the file has
         # changed since the check.
         while rest[end] & 0xC0 == 0x80 and end > DOCUMENT_BYTES - 4:
             end -= 1
@@ -161,7 +161,7 @@ def _texts(file: SourceFile, text_field: str) -> Iterator[Found]:
     for number, text in enumerate(chain.from_iterable(map(_as_bytes, columns)), 1):
         try:
             text.decode()
-        except UnicodeDecodeError as error:  # a column of type string may have other bytes
+        except UnicodeDecodeError as error:  # a string column may hold other bytes
             problem = f"column {text_field!r} is not UTF-8 ({error})"
             yield "row", number, (problem, "convert or remove the row")
         else:
@@ -175,11 +175,11 @@ def _as_bytes(column: pa.Array) -> Iterator[bytes]:
 
 
 def _token_lists(file: SourceFile, field: str, tokenizer: Tokenizer) -> Iterator[Found]:
-    """Nobody can tell which tokenizer has made the ids: only that all are in this vocabulary."""
+    """The ids of a file. The only possible check is that all are in this vocabulary."""
     if file.kind != "parquet":
         raise DataError(
-            f"{show(file.path)} is not a parquet file: only those hold tokens; of a folder, take "
-            "them with --include '*.parquet'"
+            f"{show(file.path)} is not a parquet file: --tokens-field reads only parquet; in a "
+            "folder, select the files with --include '*.parquet'"
         )
     what, holds = "a list of whole numbers, as list<uint16>", "the token ids with --tokens-field"
     columns = _column(file, field, _is_ids, what, holds)
@@ -189,7 +189,7 @@ def _token_lists(file: SourceFile, field: str, tokenizer: Tokenizer) -> Iterator
 
 
 def _without_bos(values: pa.Array | None, tokenizer: Tokenizer) -> list[bytes] | list[Problem]:
-    """The documents of a list of ids: it is cut in front of each BOS, which packing adds."""
+    """The documents of a list of ids, cut at each BOS. BOS is dropped, as packing adds it."""
     if values is None:
         return [b""]
     if values.null_count:
@@ -220,9 +220,9 @@ def _is_ids(kind: pa.DataType) -> bool:
 def _column(
     file: SourceFile, name: str, is_right: Callable[[pa.DataType], bool], what: str, holds: str
 ) -> Iterator[pa.Array]:
-    """A column of a parquet file, some rows at a time; null where a struct around it is null.
+    """Yield a column of a parquet file, some rows at a time; null if a struct around it is null.
 
-    Raises DataError where it is not there, or is not `what` it must be.
+    Raises DataError if the column is missing, or has a wrong type (`what`: the right type).
     """
     where, fix = show(file.path), f"name the column that holds {holds}"
     with _open(file), open_parquet(file.path) as reader:
@@ -237,9 +237,9 @@ def _column(
 def _find_column(
     within: pa.Schema | pa.StructType, name: str, where: str, fix: str
 ) -> tuple[list[str], pa.DataType]:
-    """The names that lead to a column, and its type: itself, or of `a.b` the field b of struct a.
+    """The path to a column, and its type; `a.b` is the field b of the struct a.
 
-    A column whose own name has a dot goes first. Raises DataError where there is none, or several.
+    A column whose name contains the dot goes first. Raises DataError if there is none, or several.
     """
     names = [field.name for field in within]
     outer, dot, inner = name.partition(".")

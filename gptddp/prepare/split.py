@@ -1,4 +1,4 @@
-"""Which documents are for validation, where no source is given for it: a part of all."""
+"""Chooses the validation documents, a fraction of all, if no validation source is given."""
 
 import heapq
 from collections.abc import Mapping, Sequence
@@ -9,24 +9,24 @@ from gptddp.prepare.shuffle import Shuffle, Totals
 
 @dataclass
 class Split:
-    """The keys of what is for validation, and of how many documents that is."""
+    """The keys of the validation entries, and the number of their documents."""
 
     documents: int = 0
     keys: set[bytes] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)  # for the user
 
     def take(self, keys: Sequence[bytes], number: int) -> None:
-        """Take a whole document or file, of `number` documents."""
+        """Add a whole document or file, which counts as `number` documents."""
         self.documents += number
         self.keys.update(keys)
 
 
 def choose(shuffle: Shuffle, totals: Totals, fraction: float) -> Split:
-    """The first documents by key, as many as `fraction` of all, at least one.
+    """Take the first documents by key, `fraction` of all and at least one, for validation.
 
-    The pieces of a file go to one side, at the place of its first piece; so do the parts of a
-    document, which counts as one. A file with more pieces than are still wanted is passed over.
-    Where nothing is small enough the smallest file is taken, and of an only file its end.
+    The pieces of a file stay together, at the place of its first piece; so do the parts of a
+    document, which counts as one. A file with more pieces than are still needed is skipped. If
+    every file is too large, the smallest is taken; of a single file, its end.
     """
     wanted = min(totals.documents - 1, max(1, round(totals.documents * fraction)))
     split = Split()
@@ -55,8 +55,8 @@ def choose(shuffle: Shuffle, totals: Totals, fraction: float) -> Split:
         _take_the_end(split, files[smallest[1]], numbers, wanted)
     if not wanted / 2 <= split.documents <= 2 * wanted:
         split.notes.append(
-            f"validation has {split.documents} of {totals.documents} documents in place of {wanted}"
-            ": the pieces of a file stay together; give more files, or an own source with --val"
+            f"validation has {split.documents} of {totals.documents} documents instead of {wanted}:"
+            " the pieces of a file stay together; give more files, or validation files with --val"
         )
     return split
 
@@ -69,6 +69,6 @@ def _take_the_end(
         if split.documents < wanted:
             split.take([key], numbers[key])
     split.notes.append(
-        f"there is but one file: the last {len(split.keys)} of its {len(keys)} pieces are the "
-        "validation split; to have it of another text, name that with --val"
+        f"the source is a single file: the last {len(split.keys)} of its {len(keys)} pieces are "
+        "the validation split; to validate on another text, give it with --val"
     )

@@ -1,4 +1,4 @@
-"""The files of a folder that is given as a source, and what of it is no text to train on."""
+"""Walks a folder that is given as a source, and skips files that are no training text."""
 
 import errno
 import os
@@ -15,19 +15,19 @@ LeaveOut = Callable[[str, str], None]  # (the reason in words, the path)
 
 
 def show(path: str) -> str:
-    """A path for a message, in one line, also where its bytes are not UTF-8."""
+    """A path for a message, in one line, also if its bytes are not UTF-8."""
     return visible(as_utf8(path))
 
 
 def as_utf8(path: str) -> str:
-    """A path for a file of UTF-8."""
+    """A path for a UTF-8 file."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def unreadable(path: str, error: Exception) -> str:
-    """The message for a source that fails while it is read."""
+    """The message for a source that cannot be read."""
     reason = (isinstance(error, OSError) and error.strerror) or str(error)
-    return f"cannot read {show(path)}: {reason}; mend it, or leave it out with --exclude"
+    return f"cannot read {show(path)}: {reason}; mend it, or skip it with --exclude"
 
 
 def walk(
@@ -37,9 +37,10 @@ def walk(
     skip: str,
     leave_out: LeaveOut,
 ) -> Iterator[tuple[str, str, os.stat_result]]:
-    """(name below root, real path, status) of each file to read; `skip` is the real path of a
-    folder to pass over. Links are followed, but no folder is entered twice. Raises DataError for a
-    folder that cannot be read.
+    """Yield (name below root, real path, status) of each file to read.
+
+    `skip`: real path of a folder to skip. Links are followed, but no folder is entered twice.
+    Raises DataError for a folder that cannot be read.
     """
     entered = {skip}
     pending = [""]
@@ -63,7 +64,7 @@ def walk(
                 pending.append(name)
             elif include and not _matches(name, include):
                 continue
-            elif not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+            elif not stat.S_ISREG(status.st_mode):  # reading a pipe would block
                 leave_out("neither a file nor a folder", full)
             elif is_about(entry) and entry not in include:
                 leave_out("about a dataset or a program", full)
@@ -73,22 +74,22 @@ def walk(
 
 
 def _status(path: str, leave_out: LeaveOut) -> os.stat_result | None:
-    """The status of a file or folder; None for what is no source. Raises DataError."""
+    """The status of a file or folder; None if it is no source. Raises DataError."""
     try:
         status = os.stat(path)
-        # made of these sources, perhaps; its splits are its own
+        # a dataset may be made from these very sources, and has its own splits
         if not (stat.S_ISDIR(status.st_mode) and is_dataset(Path(path))):
             return status
         leave_out("a dataset made before", path)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise DataError(unreadable(path, error)) from None
-        leave_out("a broken link", path)  # or a file that has just gone
+        leave_out("a broken link", path)  # or a file that was just removed
     return None
 
 
 def _entries(path: str, leave_out: LeaveOut) -> list[os.DirEntry[str]]:
-    """What is in a folder, sorted bytewise by name, without what is hidden."""
+    """The entries of a folder, sorted bytewise by name, without hidden ones."""
     try:
         with os.scandir(path) as found:
             entries = sorted(found, key=lambda entry: os.fsencode(entry.name))

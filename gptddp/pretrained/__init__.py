@@ -1,1 +1,1 @@
-"""Models as Hugging Face's transformers keeps them: their names by kind, their folders."""
+"""Models in the format of Hugging Face's transformers: folders, and parameter names by kind."""

@@ -1,4 +1,4 @@
-"""A model in a folder of Hugging Face's: config.json, safetensors, and perhaps a tokenizer.json."""
+"""A Hugging Face model folder: config.json, safetensors, and perhaps a tokenizer.json."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ _CHUNK = 64 << 20  # bytes read at once
 
 
 class _Stored(NamedTuple):
-    """A tensor as its file has it, on the CPU."""
+    """A tensor as stored in its file, on the CPU."""
 
     path: Path
     tensor: Tensor
@@ -34,7 +34,7 @@ class _Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Folder:
-    """What config.json says; `fields`: of our configuration."""
+    """The content of config.json; `fields`: fields of our configuration."""
 
     path: Path
     kind: Kind
@@ -43,15 +43,15 @@ class Folder:
 
 @dataclass(frozen=True)
 class Weights:
-    """By name of ours, in fp32 on the CPU. sha256: hex, over those of the folder, as it has them:
-    their names, shapes and values in fp32, however they are cut into files."""
+    """Tensors by our parameter names, in fp32 on the CPU. sha256: hex, over the folder's tensors:
+    their names, shapes and values in fp32, however they are divided into files."""
 
     tensors: dict[str, Tensor]
     sha256: str
 
 
 def is_folder(path: Path) -> bool:
-    """Does it hold a model of Hugging Face's, of whatever kind? Raises OSError."""
+    """Does it hold a Hugging Face model, of any kind? Raises OSError."""
     try:
         about = read_json(path / "config.json")
     except (ValueError, NotADirectoryError):
@@ -60,38 +60,38 @@ def is_folder(path: Path) -> bool:
 
 
 def open_folder(path: Path) -> Folder:
-    """Read config.json. Raises ConfigError, naming file, rule and fix; OSError that may pass."""
+    """Read config.json. Raises ConfigError with file, rule and fix; OSError that may pass."""
     file = path / "config.json"
     try:
         about = read_json(file)
     except ValueError as error:
-        raise ConfigError(f"--init-from: {error}: copy it anew from where it came from") from None
+        raise ConfigError(f"--init-from: {error}: copy it again from its source") from None
     except OSError as error:
         raise _unreadable(path, error) from error
     if not isinstance(about, dict):
-        what = "is not there" if about is None else "is not an object"
+        what = "does not exist" if about is None else "is not an object"
         raise ConfigError(
-            f"--init-from: {file} {what}: name a folder as transformers' save_pretrained writes "
-            "it, with config.json and model.safetensors"
+            f"--init-from: {file} {what}: give a folder written by transformers' save_pretrained, "
+            "with config.json and model.safetensors"
         )
     try:
         kind = kind_of(about)
         fields = kind.fields(about)
         if other := other_parts(Config(**fields), kind):
             name = next(iter(other))
-            raise ConfigError(f"{name} is {shown(fields[name])}: a {kind.model_type} has none such")
+            raise ConfigError(f"{name} is {shown(fields[name])}: impossible in a {kind.model_type}")
         return Folder(path, kind, fields)
     except ConfigError as error:
         raise ConfigError(f"--init-from: {file}: {error}") from None
 
 
 def _unreadable(path: Path, error: OSError) -> Exception:
-    """The error for what cannot be read: itself, where it may pass."""
+    """The error for a file that cannot be read: `error` itself, if it may pass."""
     if may_pass(error):
         return error
     return ConfigError(
-        f"--init-from {path} cannot be read: {error}: name a folder as transformers' "
-        "save_pretrained writes it, whose files this user may read"
+        f"--init-from {path} cannot be read: {error}: give a folder written by transformers' "
+        "save_pretrained, with files that this user may read"
     )
 
 
@@ -102,12 +102,12 @@ def read_weights(
     dataset: Path,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Weights:
-    """All weights of the folder, for a model whose parameters have these shapes, by name of ours.
+    """All weights of the folder, for a model with these shapes, by our parameter name.
 
-    Of embeddings the rows of positions and tokens that the model does not have are left out.
-    `tell` is told which file is being read. Raises ConfigError for a tensor that is missing,
-    unknown, damaged, not finite or of another shape, and for another tokenizer than that of the
-    `dataset`; OSError that may pass.
+    Embedding rows of positions and tokens that the model does not have are skipped. `tell` is
+    called with a text: the file that is being read. Raises ConfigError for a tensor that is
+    missing, unknown, damaged, not finite or of another shape, and if the tokenizer is not that of
+    the `dataset`; OSError that may pass.
     """
     try:
         known = _check_tokenizer(folder.path, tokenizer, dataset)
@@ -146,13 +146,13 @@ def _read(
     return Weights(tensors, digest.hexdigest())
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------
 
 
 def _check_tokenizer(path: Path, tokenizer: Tokenizer, dataset: Path) -> bool:
-    """Is the tokenizer of the folder, where it has one, known to be that of the dataset?"""
+    """Refuse a folder with another tokenizer than the dataset's. False: the folder has none."""
     file = path / "tokenizer.json"
-    if file.name not in names_in(path):  # a link that leads nowhere is one
+    if file.name not in names_in(path):  # a broken link counts as a tokenizer
         return False
     try:
         same = same_ids(load_tokenizer(file), tokenizer)
@@ -160,27 +160,27 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, dataset: Path) -> bool:
         raise ConfigError(f"--init-from: {error}") from None
     if not same:
         raise ConfigError(
-            f"--init-from: {file} gives other tokens than the tokenizer of {dataset}, whose rows "
-            "would mean nothing to these weights: prepare the texts with it, by `gptddp prepare "
-            f"SOURCE --tokenizer {file} --out DIR`"
+            f"--init-from: {file} gives other tokens than the tokenizer of {dataset}, so its rows "
+            "would mean nothing to these weights: prepare the texts with this tokenizer: `gptddp "
+            f"prepare SOURCE --tokenizer {file} --out DIR`"
         )
     return True
 
 
 def _stored(folder: Folder, tell: Callable[[str], None]) -> dict[str, _Stored]:
-    """The tensors of all files by name, without the prefix and without what is no weight."""
+    """The weights of all files, by name without the prefix."""
     found: dict[str, _Stored] = {}
     for file in _files(folder.path):
         if not exists(folder.path / file):
             raise ConfigError(
-                f"--init-from: {folder.path / file} is not there, and {INDEX} names it: copy it too"
+                f"--init-from: {folder.path / file} is missing, but {INDEX} names it: copy it too"
             )
         for name, stored in _tensors_in(folder.path / file, tell).items():
             name = name.removeprefix(folder.kind.prefix)
             if name in found:
                 raise ConfigError(
-                    f"--init-from: {name} is there twice, in {found[name].path} and {stored.path} "
-                    f"(with and without {folder.kind.prefix!r}, perhaps): use a folder that has "
+                    f"--init-from: {name} occurs twice, in {found[name].path} and {stored.path} "
+                    f"(perhaps with and without {folder.kind.prefix!r}): use a folder that has "
                     "each tensor once"
                 )
             if not folder.kind.ignored.fullmatch(name):
@@ -195,40 +195,40 @@ def _files(path: Path) -> list[str]:
     try:
         index = read_json(path / INDEX)
     except ValueError as error:
-        raise ConfigError(f"--init-from: {error}: copy it anew from where it came from") from None
+        raise ConfigError(f"--init-from: {error}: copy it again from its source") from None
     if index is None:
         raise ConfigError(f"--init-from: {path} has no {WEIGHTS}{_pickled(path)}")
     files = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(files, dict) or not all(map(is_inside, files.values())):
         raise ConfigError(
             f"--init-from: {path / INDEX} has no weight_map from tensors to files of the folder: "
-            "copy it anew from where it came from"
+            "copy it again from its source"
         )
     return sorted(set(files.values()))
 
 
 def _pickled(path: Path) -> str:
     if not any(name.startswith("pytorch_model") for name in os.listdir(path)):
-        return ": name a folder with weights as safetensors"
+        return ": give a folder with weights in safetensors files"
     return (
-        f", but {_PICKLE}: a pickle, which can run any code when it is read, so we read none. If "
-        'you trust it, have transformers write it as safetensors: `python -c "from transformers '
+        f", only {_PICKLE}: a pickle, which can run any code when it is read, so it is not read. "
+        'If you trust it, convert it to safetensors: `python -c "from transformers '
         f"import AutoModelForCausalLM as M; M.from_pretrained('{path}').save_pretrained('OUT')\"`"
     )
 
 
 def _check_names(folder: Folder, stored: Mapping[str, _Stored], wanted: set[str]) -> None:
-    """Refuse a tensor that is missing, or that our model has no place for."""
+    """Refuse a missing tensor, or one that our model does not have."""
     path = folder.path
     if missing := sorted(wanted - stored.keys()):
         raise ConfigError(
             f"--init-from: {path} has no tensor {_some(missing)}, which a {folder.kind.model_type} "
-            "of its config.json has: copy all of its files anew"
+            "with its config.json has: copy all of its files again"
         )
     if unknown := sorted(stored.keys() - wanted - {folder.kind.head}):
         raise ConfigError(
             f"--init-from: {path} has the tensor {_some(unknown)}, which a plain "
-            f"{folder.kind.model_type} has not: use the folder of a model without additions"
+            f"{folder.kind.model_type} does not have: use a folder with a plain model"
         )
 
 
@@ -237,12 +237,12 @@ def _some(names: list[str]) -> str:
 
 
 def _check_ones(stored: Mapping[str, _Stored], ones: Mapping[str, int]) -> None:
-    """Refuse norms with weights, which our model has not."""
+    """Refuse norms with weights other than 1: our model has no weights in norms."""
     for name, size in ones.items():
         tensor = _in_fp32(name, stored[name])
         if tensor.shape != (size,) or not bool((tensor == 1).all()):
             raise ConfigError(
-                f"--init-from: {stored[name].path}: {name} is not {size} times 1, and the norms of "
+                f"--init-from: {stored[name].path}: {name} is not {size} times 1, but the norms of "
                 "our model have no weights: use a folder that `gptddp checkpoints --export` wrote"
             )
 
@@ -255,23 +255,23 @@ def _check_shape(
     tokenizer: Tokenizer,
     known: bool,
 ) -> None:
-    """Refuse another shape than config.json and the tokenizer have; `known`: it is the folder's."""
+    """Refuse a wrong shape. `known`: the folder has the tokenizer of the dataset."""
     there = tuple(stored.tensor.shape)
     if there == wanted:
         return
     if ours in ("wte.weight", "head.weight") and there[1:] == wanted[1:]:
-        if there[0] > tokenizer.vocab_size and known:  # made longer, for speed: no text has these
+        if there[0] > tokenizer.vocab_size and known:  # padded for speed: no text has these tokens
             return
         raise ConfigError(
-            f"--init-from: {stored.path}: {name} has {there[0]} tokens, and the tokenizer of the "
-            f"dataset {tokenizer.vocab_size}: prepare the texts with the tokenizer.json of the "
-            "model, and put that into its folder too"
+            f"--init-from: {stored.path}: {name} has {there[0]} tokens, but the tokenizer of the "
+            f"dataset has {tokenizer.vocab_size}: prepare the texts with the tokenizer.json of the "
+            "model, and put that file into the model's folder too"
         )
     if ours == "wpe.weight" and there[1:] == wanted[1:] and there[0] >= wanted[0]:
         return
     raise ConfigError(
-        f"--init-from: {stored.path}: {name} is of shape {list(there)}, and config.json makes it "
-        f"{list(wanted)}: the two are of different models; copy both anew"
+        f"--init-from: {stored.path}: {name} is of shape {list(there)}, but config.json requires "
+        f"{list(wanted)}: the two files belong to different models; copy both again"
     )
 
 
@@ -279,8 +279,8 @@ def _check_shape(
 
 
 def _tensors_in(path: Path, tell: Callable[[str], None] = lambda _: None) -> dict[str, _Stored]:
-    """The tensors of a file by name, by plain reads: a map of it would end the process by a signal
-    where the volume takes the file away. Raises ConfigError where it is torn or none, OSError."""
+    """The tensors of a file by name. It is read, not mapped: a mapped file that the volume loses
+    would end the process by a signal. Raises OSError; ConfigError if it is no safetensors file."""
     chunks = []
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -288,26 +288,26 @@ def _tensors_in(path: Path, tell: Callable[[str], None] = lambda _: None) -> dic
             tell(f"reading {path}: {len(chunks) * _CHUNK >> 20} MiB")
     try:
         found = load(b"".join(chunks))
-    except (SafetensorError, KeyError) as error:  # KeyError: of a dtype that torch has not
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
         raise ConfigError(
-            f"{path} is torn, or no safetensors file ({error}): copy the file anew from where it "
-            "came from"
+            f"{path} is damaged, or no safetensors file ({error}): copy the file again from its "
+            "source"
         ) from None
     return {name: _Stored(path, tensor) for name, tensor in found.items()}
 
 
 def _in_fp32(name: str, stored: _Stored) -> Tensor:
-    """Its values. Raises ConfigError where they cannot be used."""
+    """Convert a tensor to fp32. Raises ConfigError if its dtype or values cannot be used."""
     path, tensor = stored
     if tensor.dtype not in _FLOATS:
         raise ConfigError(
-            f"{path}: {name} is of {tensor.dtype}: use float32, float16 or bfloat16; others, as of "
-            "quantized weights, have to be converted first"
+            f"{path}: {name} is of {tensor.dtype}: use float32, float16 or bfloat16; convert other "
+            "weights, such as quantized ones, first"
         )
     tensor = tensor.float()
     if not bool(torch.isfinite(tensor).all()):
         raise ConfigError(
-            f"{path}: {name} has values that are not finite (NaN or infinite): a run that begins "
-            "with them has no finite step; use weights from before that"
+            f"{path}: {name} has values that are not finite (NaN or infinite): a run that starts "
+            "with them has no finite step; use earlier weights"
         )
     return tensor

@@ -1,4 +1,4 @@
-"""GPT-2 as transformers has it."""
+"""GPT-2 in the format of transformers."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from gptddp.errors import ConfigError
 from gptddp.flags import GPT2 as PARTS
 from gptddp.pretrained.kind import Kind
 
-# Names of ours -> GPT-2's. Its "Conv1D" multiplies from the other side: the matrix is transposed.
+# Our names -> GPT-2's names. Its "Conv1D" multiplies from the other side: matrices are transposed.
 _LINEAR = {
     "attn.qkv": "attn.c_attn",
     "attn.proj": "attn.c_proj",
@@ -33,7 +33,7 @@ def _transposed(ours: str) -> bool:
 
 def _fields(about: Mapping[str, Any]) -> dict[str, Any]:
     width, heads = _whole(about, "n_embd"), _whole(about, "n_head")
-    wanted: dict[str, tuple[Any, ...]] = {  # what is left out is the first of them
+    wanted: dict[str, tuple[Any, ...]] = {  # allowed values; the first is the default
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "layer_norm_epsilon": (1e-5,),
         "n_inner": (None, 4 * width),
@@ -45,8 +45,8 @@ def _fields(about: Mapping[str, Any]) -> dict[str, Any]:
     for name, values in wanted.items():
         if (value := about.get(name, values[0])) not in values:
             raise ConfigError(
-                f"{name} is {shown(value)}: our model has {shown(values[0])}, and would compute "
-                "something else from these weights; use a folder of another model"
+                f"{name} is {shown(value)}: our model has {shown(values[0])}, so its logits would "
+                "be wrong with these weights; use a folder with another model"
             )
     return {
         "n_layer": _whole(about, "n_layer"),
@@ -61,7 +61,7 @@ def _fields(about: Mapping[str, Any]) -> dict[str, Any]:
 def _whole(about: Mapping[str, Any], name: str) -> int:
     value = about.get(name)
     if type(value) is not int or value < 1:
-        raise ConfigError(f"{name} is {shown(value)}: it must be a whole number from 1 on")
+        raise ConfigError(f"{name} is {shown(value)}: it must be a whole number, at least 1")
     return value
 
 

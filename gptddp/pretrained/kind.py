@@ -1,4 +1,4 @@
-"""What a `model_type` of Hugging Face's transformers is, to our model."""
+"""The mapping between a `model_type` of Hugging Face's transformers and our model."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from gptddp.config import Config
 
 @dataclass(frozen=True)
 class Kind:
-    """One `model_type` of a config.json, and what it is in our model.
+    """One `model_type` of a config.json, and its mapping to our model.
 
-    fields: from a config.json to the fields of ours that it decides. config: the inverse, of the
-    model alone. parts: the fields that a model of ours must have for it. names: of a parameter of
-    ours in the file; several are its rows, one below the other. transposed: is it there? ones: the
-    weights, with their sizes, that our model has not, and that are 1 in it. prefix: of all names
-    but that of the head, which some files leave out. ignored: names in a file that are no weights.
-    head: the output projection, which is also written where it is the embedding.
+    fields: from a config.json to our fields. config: the inverse, for the model only. parts: fixed
+    values of our fields. names: from our parameter to its names in the file; several names are
+    matrices stacked in our parameter. transposed: is it transposed in the file? ones: weights that
+    our model does not have and that are all 1, with their sizes. prefix: of all names except the
+    head's; some files omit it. ignored: names in a file that are no weights. head: the output
+    projection; it is also written if it is tied to the embedding.
     """
 
     model_type: str
@@ -34,7 +34,7 @@ class Kind:
 
 
 def rows(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The rows of each of the matrices in one of ours: queries, keys and values, or equal parts."""
+    """The heights of matrices stacked in one of ours: queries, keys, values; or equal parts."""
     if count == 3:
         keys = (shape[0] - shape[1]) // 2
         return shape[1], keys, keys

@@ -1,9 +1,9 @@
-"""Llama and Qwen 3 as transformers has them: the models with today's parts.
+"""Llama and Qwen 3 in the format of transformers: models with present-day parts.
 
-A model of ours is one of them where its arithmetic is: rotary positions that turn channel i with
+Our modern models have the same arithmetic: rotary positions that rotate channel i together with
 channel i + size / 2, by angles of base 10,000; RMSNorm with the same epsilon. Their norms have
-weights, which are 1 in ours: so only what a run has exported is read. Qwen 3 norms queries and keys
-before it turns them, we afterwards: without weights it is the same, as a turn changes no length.
+weights, which are all 1 for ours: so only exported runs can be read. Qwen 3 normalises queries and
+keys before rotating them, we after: without weights the result is the same.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from gptddp.model import shape
 from gptddp.presets import PARTS
 from gptddp.pretrained.kind import Kind
 
-_EPS, _BASE = 1e-6, 10_000.0  # of gptddp/model/attention.py
+_EPS, _BASE = 1e-6, 10_000.0  # as in gptddp/model/attention.py
 _PARTS = {
     "norm": "rmsnorm",
     "positions": "rope",
@@ -24,7 +24,7 @@ _PARTS = {
     "softcap": 0.0,
     "extras": "none",
 }
-_OWN = "gptddp"  # in config.json: the fields of ours, which transformers keeps and does not read
+_OWN = "gptddp"  # key of our fields in config.json, which transformers keeps but does not read
 _SHAPE = ("n_layer", "n_head", "n_embd", "seq_len", "kv_heads", *PARTS)
 
 _NAMES = {"wte": "embed_tokens.weight", "ln_f": "norm.weight", "head": "lm_head.weight"}
@@ -60,14 +60,14 @@ def _fields(
     own = about.get(_OWN)
     if not isinstance(own, Mapping) or own.keys() != set(_SHAPE):
         raise ConfigError(
-            f"it is a {about['model_type']} that no run has exported: its norms have weights, and "
+            f"it is a {about['model_type']} that no run has exported: its norms have weights, but "
             "ours have none; use a folder that `gptddp checkpoints --export` wrote, or a GPT-2"
         )
     for name, value in arithmetic(Config(**own)).items():
         if about.get(name, value) != value:
             raise ConfigError(
-                f"{name} is {shown(about[name])}: the model that was exported has {shown(value)}, "
-                "and would compute something else from these weights; export it anew"
+                f"{name} is {shown(about[name])}: the exported model had {shown(value)}, so its "
+                "logits would be wrong; export it again"
             )
     return dict(own)
 
@@ -105,7 +105,7 @@ def _qwen3(c: Config) -> dict[str, Any]:
     return {
         **_arithmetic(c),
         "use_sliding_window": slides,
-        # theirs counts the token itself
+        # transformers counts the token itself
         "sliding_window": c.seq_len // 2 + 1 if slides else None,
         "layer_types": ["full_attention" if it is None else "sliding_attention" for it in windows],
     }

@@ -1,4 +1,4 @@
-"""Damaged, missing and changed files of a dataset: found, named, and left out if asked to."""
+"""Damaged, missing and changed files of a dataset are found, named, and skipped if wanted."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from gptddp.prepare.recipe import Settings
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory) -> Dataset:
-    """Four shards of four row groups or so, where nothing but page checksums shows a bit."""
+    """About four shards of four row groups, where only page checksums reveal a flipped bit."""
     folder = tmp_path_factory.mktemp("healthy")
     rng = random.Random(5)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 8))) for _ in range(300)]
@@ -51,7 +51,7 @@ def damage(path, how):
 
 
 def test_flipped_bits_are_found(dataset):
-    """Wherever a bit flips, what is read is what was written, or DataError names the place."""
+    """Wherever a bit flips, the documents are right, or DataError names the row group."""
     path = dataset.dir / dataset.row_groups("train")[0].path
     groups = [g for g in dataset.row_groups("train") if dataset.dir / g.path == path]
     good, expected = path.read_bytes(), [dataset.read(group) for group in groups]
@@ -69,10 +69,10 @@ def test_flipped_bits_are_found(dataset):
 
 
 @pytest.mark.parametrize("how", ["missing", "empty", "truncated", "flipped"])
-def test_a_bad_file_is_left_out_at_every_world_size(dataset, how):
-    """Damage while the run goes on: the same row groups out, the same fingerprints, 1 to 3 ranks.
+def test_a_bad_file_is_skipped_at_every_world_size(dataset, how):
+    """Damage during the run: 1 to 3 ranks skip the same row groups and have the same fingerprints.
 
-    Bad at the start of a later life it is the same decision, and that life may begin.
+    If the file is already bad when a later life starts, the decision is the same.
     """
     path = dataset.dir / dataset.row_groups("train")[5].path
     good = path.read_bytes()
@@ -93,8 +93,8 @@ def test_a_bad_file_is_left_out_at_every_world_size(dataset, how):
 
 
 @pytest.mark.parametrize("how", ["missing", "empty", "truncated"])
-def test_a_bad_file_at_the_start_is_refused_or_left_out(dataset, how):
-    """on_bad=fail names it before anything is done; quarantine opens, and warns of it."""
+def test_a_bad_file_at_the_start_is_refused_or_skipped(dataset, how):
+    """on_bad=fail raises an error with its name; on_bad=quarantine opens the dataset and warns."""
     path = dataset.dir / dataset.row_groups("train")[5].path
     said = "No such file" if how == "missing" else "bytes instead of"
     damage(path, how)
@@ -105,14 +105,14 @@ def test_a_bad_file_at_the_start_is_refused_or_left_out(dataset, how):
 
 
 def test_validation_and_tokenizer_must_be_whole(dataset):
-    """No policy leaves out validation text: losses would no longer be comparable."""
+    """No policy skips validation text: losses would no longer be comparable."""
     damage(dataset.dir / "val/00000.parquet", "truncated")
     with pytest.raises(DataError, match="val/00000.parquet has .* bytes instead of"):
         open_dataset(dataset.dir, "quarantine")
 
 
-def test_a_volume_that_is_away_is_not_taken_for_bad_files(dataset):
-    """Without the manifest no row group is put into quarantine: the error says what is missing."""
+def test_an_absent_volume_is_not_taken_for_bad_files(dataset):
+    """Without the manifest no row group is put into quarantine: the error names the volume."""
     run = Run(dataset, lanes=6, batch=6, seq_len=64).go(2, 3)
     dataset.dir.rename(dataset.dir.with_name("away"))
     with pytest.raises(DataError, match="is out of reach .No such file.*bring the storage back"):

@@ -40,7 +40,7 @@ def cache(tmp_path) -> Cache:
 
 
 def steps(dataset: Dataset, n: int = 60, **changes):
-    """The first steps of a loader, and how many row groups it read."""
+    """The first steps of a loader, and the number of row groups that it read."""
     reads, counted = [], open_dataset(dataset.dir)
     counted.read = lambda group: reads.append(group) or dataset.read(group)
     settings = {"lanes": 4, "batch": 8, "seq_len": 30, "seed": 1, "prefetch": 0} | changes
@@ -57,7 +57,7 @@ def rows(n: int, seq_len: int, dtype) -> Packed:
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 @pytest.mark.parametrize(("n", "seq_len"), [(0, 5), (1, 1), (7, 8), (9, 30)])
 def test_rows_come_back_as_they_were_put(cache, n, seq_len, dtype):
-    """Tokens, validity, shapes and dtypes; nothing comes back under another identity."""
+    """Tokens, validity, shapes and dtypes are equal; another identity finds nothing."""
     given = rows(n, seq_len, dtype)
     cache.put(("a", 1), given)
     back = cache.get(("a", 1), seq_len, dtype)
@@ -68,7 +68,7 @@ def test_rows_come_back_as_they_were_put(cache, n, seq_len, dtype):
 
 @pytest.mark.parametrize("pack_as", ["best-fit", "concat"])
 def test_a_second_life_reads_no_text(dataset, cache, pack_as):
-    """Same batches with an empty cache, a full one and none; the full one spares every read."""
+    """Batches are equal with an empty cache, a full one and none; the full one saves every read."""
     plain, reads = steps(dataset, pack=pack_as)
     assert plain[-1].cursors[:, 0].min() >= 1 and reads
     for expected_reads in (True, False):
@@ -88,7 +88,7 @@ def test_other_ranks_epochs_and_seeds_use_the_same_rows(dataset, cache):
 # Three rows of 9 tokens have the bytes of one of 30, with their bits.
 @pytest.mark.parametrize("other", [dict(seq_len=9), dict(pack="concat")])
 def test_other_rows_are_not_confused(dataset, cache, other):
-    """Another row length or packing finds nothing, and makes the rows that it makes without."""
+    """Another row length or packing finds nothing, and packs the same rows as without a cache."""
     steps(dataset, cache=cache)
     batches, reads = steps(dataset, cache=cache, **other)
     assert reads
@@ -96,7 +96,7 @@ def test_other_rows_are_not_confused(dataset, cache, other):
 
 
 def test_the_rows_of_another_tokenizer_are_not_used(dataset, cache, monkeypatch):
-    """The same text may be in two datasets, which differ in their tokenizer alone."""
+    """Two datasets of the same text may differ only in their tokenizer."""
     _, reads = steps(dataset, cache=cache)
     monkeypatch.setattr("gptddp.data.tokenizer._Bytes.sha256", "0" * 64)
     assert reads and steps(dataset, cache=cache)[1] == reads
@@ -121,8 +121,8 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_file_is_made_again(dataset, cache, how):
-    """Whatever stands in the files, the batches are right."""
+def test_a_damaged_file_is_replaced(dataset, cache, how):
+    """Whatever the files contain, the batches are right."""
     plain, _ = steps(dataset, cache=cache)
     for path in sorted(cache.folder.iterdir()):
         DAMAGES[how](path)
@@ -134,7 +134,7 @@ def test_a_damaged_file_is_made_again(dataset, cache, how):
 
 
 def test_a_touched_file_of_the_dataset_is_read_again(dataset, cache, monkeypatch):
-    """Damage in the data is found with the cache as without."""
+    """Damage in the data is found as without a cache."""
     monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
     steps(dataset, cache=cache)
     [path] = (dataset.dir / "train").iterdir()
@@ -148,7 +148,7 @@ def test_a_touched_file_of_the_dataset_is_read_again(dataset, cache, monkeypatch
 
 
 def test_the_size_is_bounded(tmp_path):
-    """Never much more than the limit, the last used stay, foreign files are left alone."""
+    """The size stays near the limit, the last used files stay, foreign files are not touched."""
     cache = Cache(tmp_path, 100_000)
     (tmp_path / "mine.txt").write_text("not of the cache")
     stale = tmp_path / "dead.tmp"
@@ -163,7 +163,7 @@ def test_the_size_is_bounded(tmp_path):
 
 
 def test_a_full_disk_ends_the_caching_only(dataset, cache, caplog):
-    """Files that may not grow: one warning, right batches, nothing half-written is left."""
+    """If files cannot grow there is one warning; batches are right, and no partial file stays."""
     plain, _ = steps(dataset)
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60, old[1]))
@@ -179,7 +179,7 @@ def test_a_full_disk_ends_the_caching_only(dataset, cache, caplog):
 
 
 def test_a_folder_that_disappears_ends_the_caching_only(dataset, cache):
-    """Somebody empties the scratch space: the batches go on."""
+    """If the cache folder is removed, the batches continue."""
     plain, _ = steps(dataset, cache=cache)
     for path in cache.folder.iterdir():
         path.unlink()
@@ -188,10 +188,10 @@ def test_a_folder_that_disappears_ends_the_caching_only(dataset, cache):
 
 
 def test_only_a_folder_of_this_user_is_used(tmp_path, caplog, monkeypatch):
-    """What others can write to could hold other rows: it is refused with a warning."""
+    """Other users could put wrong rows into a folder that they can write to: it is not used."""
     assert open_cache("none") is None and not caplog.records
     (tmp_path / "volume").mkdir()
-    (tmp_path / "volume").chmod(0o777)  # as that of an emptyDir
+    (tmp_path / "volume").chmod(0o777)  # like an emptyDir
     good = open_cache(str(tmp_path / "volume"))
     assert good.folder.parent == tmp_path / "volume"
     assert good.folder.stat().st_mode & 0o777 == 0o700
@@ -217,7 +217,7 @@ def test_only_a_folder_of_this_user_is_used(tmp_path, caplog, monkeypatch):
 
 
 def test_rows_in_quarantine_are_not_taken_from_the_cache(dataset, cache):
-    """A row group that is left out for good stays out, though its rows are at hand."""
+    """A quarantined row group is skipped, even if its rows are cached."""
     steps(dataset, cache=cache)
     with contextlib.closing(Loader(dataset, lanes=4, batch=8, seq_len=30, seed=1)) as loader:
         state = loader.state(np.zeros((4, 3), np.int64)) | {"quarantined": list(range(0, 190, 2))}

@@ -19,19 +19,19 @@ from gptddp.prepare.recipe import Settings
 
 
 def test_open_dataset_says_what_is_wrong(books: Path, tmp_path: Path) -> None:
-    """No dataset, another format or version, and missing or short files each have their message."""
+    """No dataset, another format or version, and missing or short files have separate messages."""
     out = tmp_path / "out"
     with pytest.raises(
         DataError, match="no such folder; make a dataset with `gptddp prepare.*`gptddp-k8s prep"
     ):
         open_dataset(out)
     prepare([books], out, Settings(vocab_size=300))
-    with pytest.raises(DataError, match="there is no prepared dataset in it"):
+    with pytest.raises(DataError, match="the folder holds no prepared dataset"):
         open_dataset(books)
     manifest = json.loads((out / "dataset.json").read_text())
     for content in ("{", "[]", '{"format": "other", "version": 1}'):
         (out / "dataset.json").write_text(content)
-        with pytest.raises(DataError, match="is not of a dataset of gptddp"):
+        with pytest.raises(DataError, match="is not a dataset of gptddp"):
             open_dataset(out)
     for version in (1, 2, 99):
         (out / "dataset.json").write_text(json.dumps({**manifest, "version": version}))
@@ -53,8 +53,8 @@ def test_open_dataset_says_what_is_wrong(books: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "raised"), [("EIO", OSError), ("ESTALE", OSError), ("EACCES", DataError)]
 )
-def test_a_volume_that_is_away_is_no_mistake(books, tmp_path, monkeypatch, code, raised):
-    """Trouble that may pass is not the user's error, which would be final."""
+def test_an_absent_volume_is_no_mistake_of_the_user(books, tmp_path, monkeypatch, code, raised):
+    """An error that may pass is raised as OSError; DataError would be final."""
     dataset = prepare([books], tmp_path / "out", Settings(vocab_size=300))
 
     def fail(_path):
@@ -66,8 +66,8 @@ def test_a_volume_that_is_away_is_no_mistake(books, tmp_path, monkeypatch, code,
             look()
 
 
-def test_a_file_that_cannot_be_seen_just_now_is_not_passed_over(books, tmp_path, monkeypatch):
-    """Nobody knows then whether it is whole: an error that may pass, and not a dataset."""
+def test_a_file_that_cannot_be_read_at_present_is_an_error(books, tmp_path, monkeypatch):
+    """It may be damaged: the error may pass, and no dataset is returned."""
     prepare([books], tmp_path / "out", Settings(vocab_size=300))
     reads = Reads(tmp_path / "out", setattr=monkeypatch.setattr)
     with reads.failing(errno.EIO):
@@ -78,8 +78,8 @@ def test_a_file_that_cannot_be_seen_just_now_is_not_passed_over(books, tmp_path,
         assert path == reads.seen[at]
 
 
-def test_read_finds_what_is_not_that_of_the_manifest(books: Path, tmp_path: Path) -> None:
-    """A missing row group and a replaced file are errors that name the place."""
+def test_read_compares_row_groups_with_the_manifest(books: Path, tmp_path: Path) -> None:
+    """A missing row group and a replaced file are errors that name the row group."""
     dataset = prepare([books], tmp_path / "out", BYTES)
     group = dataset.row_groups("train")[0]
     with pytest.raises(DataError, match="row group 999"):
@@ -89,8 +89,8 @@ def test_read_finds_what_is_not_that_of_the_manifest(books: Path, tmp_path: Path
     assert len(dataset.read(group)) == group.rows
 
 
-def test_read_sees_that_a_file_was_replaced(tmp_path: Path) -> None:
-    """Documents come from the file that is there now, also after another was read in its place."""
+def test_read_notices_that_a_file_was_replaced(tmp_path: Path) -> None:
+    """Documents come from the present file, also if another was read at its path before."""
     (tmp_path / "one.jsonl").write_text("".join(f'{{"text": "one {n}"}}\n' for n in range(900)))
     (tmp_path / "two.jsonl").write_text(
         "".join(f'{{"text": "two times {n}"}}\n' for n in range(900))
@@ -114,7 +114,7 @@ def test_read_sees_that_a_file_was_replaced(tmp_path: Path) -> None:
 def test_threads_read_every_shard_and_leave_no_file_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More shards than footers are kept, many readers: each gets what pyarrow reads by itself."""
+    """With more shards than cached footers and several threads, all read the right documents."""
     monkeypatch.setattr(shard_writer, "_SHARD_BYTES", 20)
     lines = tmp_path / "many.jsonl"
     lines.write_text("".join(f'{{"text": "document {n:05}"}}\n' for n in range(400)), "utf-8")
@@ -136,7 +136,7 @@ def test_threads_read_every_shard_and_leave_no_file_open(
 
 
 def test_another_tokenizer_is_noticed(books: Path, tmp_path: Path) -> None:
-    """A tokenizer.json of the same size but with other merges does not pass for the dataset's."""
+    """A tokenizer.json of the same size but with other merges is refused."""
     dataset = prepare([books], tmp_path / "out", Settings(vocab_size=300))
     path = tmp_path / "out" / "tokenizer.json"
     definition = json.loads(path.read_text("utf-8"))

@@ -11,7 +11,7 @@ from gptddp.data import lanes
 
 
 def sizes_of(n: int, how: str) -> list[int]:
-    """The bytes of n row groups: all alike, of any size, or most of the text in a few of them."""
+    """The sizes of n row groups: equal, random, or most of the text in a few of them."""
     rng = random.Random(f"{n}{how}")
     sizes = {"alike": lambda: 3e6, "any": lambda: rng.uniform(1, 3e6)}
     return [int(sizes.get(how, lambda: 1e6 * rng.lognormvariate(0, 2))()) for _ in range(n)]
@@ -39,10 +39,10 @@ def test_keys_depend_on_every_word_and_on_their_order():
 @pytest.mark.parametrize("n_groups", [1, 2, 13, 47, 48, 49, 64, 96, 97, 192, 200, 215, 1000])
 @pytest.mark.parametrize("n_lanes", [1, 5, 12, 48, 64, 100, 192])
 def test_lanes_are_alike(n_groups, n_lanes, how):
-    """Whatever the number and the sizes of the row groups, an epoch of all lanes has every row
-    once, and of the rows at most 0.1 % are unseen after the tokens of one epoch.
+    """For any number and sizes of row groups, an epoch of all lanes has every row once, and at most
+    0.1 % of the rows are unseen after the tokens of one epoch.
 
-    A step takes as many rows of each lane, so what a lane has above the mean is unseen then.
+    A step takes equally many rows of each lane, so a lane's rows above the mean are unseen then.
     """
     sizes = np.array(sizes_of(n_groups, how))
     n_rows = -(-sizes // 10_000)
@@ -55,12 +55,12 @@ def test_lanes_are_alike(n_groups, n_lanes, how):
     assert sum(loads) == sum(sizes) and max(loads) - min(loads) <= 1
     assert np.array_equal(np.sort(np.concatenate(seen)), np.arange(n_rows.sum()))
     rows = np.array([len(found) for found in seen])
-    if rows.mean() > 500:  # of fewer, one row more or less is more than that
+    if rows.mean() > 500:  # with fewer rows, a single row is more than 0.1 %
         assert np.maximum(0, rows - rows.mean()).sum() <= 0.001 * rows.sum()
 
 
 def test_row_groups_are_cut_only_where_lanes_meet():
-    """A lane has whole row groups but for one at each end, so few are packed for two lanes."""
+    """A lane has whole row groups except at its ends, so few are packed for two lanes."""
     dealt = lanes.deal(sizes_of(500, "any"), 48, seed=7)
     cut = [[block for block in blocks if not block.is_whole] for blocks in dealt]
     assert all(len(blocks) <= 2 for blocks in cut)
@@ -72,7 +72,7 @@ def test_row_groups_are_cut_only_where_lanes_meet():
 
 @pytest.mark.parametrize("n_rows", [1, 3, 7, 8, 9, 48])
 def test_fewer_rows_than_lanes_are_shared_evenly(n_rows):
-    """A lane that is all within one row group has a row, and none comes often, another seldom."""
+    """Each lane within one row group has a row, and all rows occur equally often."""
     dealt = lanes.deal([n_rows * 100], 8, seed=7)
     rows = [block.rows(n_rows, 7, least=1).tolist() for ((block),) in dealt]
     assert all(rows)
@@ -82,14 +82,14 @@ def test_fewer_rows_than_lanes_are_shared_evenly(n_rows):
 
 
 def test_the_parts_of_a_row_group_are_alike():
-    """Packing puts long documents first: each part has rows of all of the row group."""
+    """Packing puts long documents first, so each part has rows from the whole row group."""
     for (block,) in lanes.deal([4000], 4, seed=7):
         rows = block.rows(4000, seed=7)
         assert len(rows) == 1000 and abs(rows.mean() - 2000) < 120
 
 
 def test_each_epoch_and_lane_has_its_own_order():
-    """Orders of epochs differ, hold the same blocks, and come back with the same arguments."""
+    """Orders of epochs differ and have the same blocks; the same arguments give the same order."""
     dealt = lanes.deal(sizes_of(40, "any"), 1, seed=7)[0]
     orders = [lanes.blocks(dealt, 7, lane, epoch) for lane in (0, 1) for epoch in (0, 1)]
     assert len({tuple(order) for order in orders}) == 4
@@ -98,16 +98,16 @@ def test_each_epoch_and_lane_has_its_own_order():
     assert lanes.blocks(dealt, 8, 0, 0) != orders[0]
 
 
-def test_row_groups_without_text_are_left_out():
-    """Empty row groups are dealt to nobody; with no text at all nobody has a block."""
+def test_row_groups_without_text_are_skipped():
+    """Empty row groups are dealt to no lane; without any text no lane has a block."""
     dealt = lanes.deal([0, 0, 500, 0], 2, seed=7)
     assert [[block.group for block in blocks] for blocks in dealt] == [[2], [2]]
     assert lanes.deal([0], 3, seed=7) == [[], [], []]
     assert lanes.deal([], 3, seed=7) == [[], [], []]
 
 
-def test_a_lane_without_a_block_reads_those_of_the_next():
-    """With fewer bytes than lanes, and where all that a lane has is in quarantine."""
+def test_a_lane_without_a_block_reads_the_blocks_of_the_next():
+    """If there are fewer tokens than lanes, or all blocks of a lane are in quarantine."""
     dealt = lanes.deal([2], 5, seed=7)
     assert [len(blocks) for blocks in dealt] == [0, 0, 1, 0, 1]
     assert lanes.hosts(dealt, ()) == [2, 2, 2, 4, 4]
@@ -119,7 +119,7 @@ def test_a_lane_without_a_block_reads_those_of_the_next():
 
 @pytest.mark.parametrize("n_lanes", [1, 2, 12, 48])
 def test_every_lane_is_owned_by_one_rank(n_lanes):
-    """At any world size up to the number of lanes, ranks own all lanes, floor or ceil of V/W."""
+    """At any world size up to the number of lanes, each rank owns V/W lanes, rounded up or down."""
     for world_size in range(1, n_lanes + 1):
         ranges = [lanes.owned(rank, world_size, n_lanes) for rank in range(world_size)]
         assert [lane for owned in ranges for lane in owned] == list(range(n_lanes))

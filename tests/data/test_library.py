@@ -1,4 +1,4 @@
-"""The library that makes the tokens: its version belongs to a run's position, and to the cache."""
+"""The version of the tokenizing library is part of a run's position and of cache keys."""
 
 import json
 import types
@@ -15,8 +15,8 @@ from gptddp.errors import DataError
 from gptddp.prepare.build import prepare
 
 
-def test_it_is_the_one_in_use(tmp_path: Path) -> None:
-    """tiktoken, `tokenizers` where that cannot encode, and none for bytes."""
+def test_the_library_in_use_is_named(tmp_path: Path) -> None:
+    """It is tiktoken, or `tokenizers` if tiktoken cannot encode, or none for bytes."""
     path = tmp_path / "tokenizer.json"
     path.write_text(train_bpe(["a text of a few words, a text"], 300))
     assert str(load_tokenizer(path).library).startswith("tiktoken ")
@@ -27,8 +27,8 @@ def test_it_is_the_one_in_use(tmp_path: Path) -> None:
     assert byte_tokenizer().library is None
 
 
-def test_a_run_goes_on_with_its_own_version_alone(monkeypatch) -> None:
-    """Another one is refused with both."""
+def test_a_run_continues_only_with_its_own_version(monkeypatch) -> None:
+    """Another version is refused; the message has both."""
     monkeypatch.setattr(Bytes, "library", "tiktoken 0.9.0")
     dataset = corpus()
     with open_loader(dataset) as loader:
@@ -43,7 +43,7 @@ def test_a_run_goes_on_with_its_own_version_alone(monkeypatch) -> None:
 
 
 def test_another_version_does_not_use_the_rows_in_the_cache(books, tmp_path) -> None:
-    """Nor a library where there was none; without a change the identity stays."""
+    """The cache key changes with the library and its version, and only with them."""
     dataset = prepare([books], tmp_path / "data", BYTES)
     found = []
     for library in (None, "tiktoken 0.9.0", "tiktoken 0.10.0", "tiktoken 0.10.0"):
@@ -55,8 +55,8 @@ def test_another_version_does_not_use_the_rows_in_the_cache(books, tmp_path) -> 
     assert len(set(found)) == 3 and found[2] == found[3]
 
 
-def test_of_token_ids_no_library_is_asked(books, tmp_path) -> None:
-    """They are the same with any version."""
+def test_token_ids_have_no_library(books, tmp_path) -> None:
+    """Datasets of token ids are the same with any version."""
     dataset = prepare([books], tmp_path / "data", BYTES)
     dataset.manifest["column"] = "tokens"
     tokenizer = byte_tokenizer()

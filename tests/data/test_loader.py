@@ -22,9 +22,9 @@ from gptddp.data import blocks
 from gptddp.data.loader import Batch, eval_rows
 from gptddp.errors import DataError
 
-# Of three steps: what is in runs that are to go on.
+# Fingerprints of three steps, as existing runs have them.
 GOLDEN = ["1d966ba6d4eebe14", "6f81d8f2dd3606cb", "44989043f50dab3b"]
-# the first step for which lanes need these row groups of the corpus
+# row group of the corpus: the first step that needs it
 BAD_STEPS = {2: 0, 4: 2, 9: 3}
 
 
@@ -39,13 +39,13 @@ def alone() -> tuple[Dataset, list[Batch]]:
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7, LANES])
 def test_batches_do_not_depend_on_the_world_size(alone, world_size):
-    """Rows, targets, fingerprint and position of each step are those of one process."""
+    """Rows, targets, fingerprint and position of each step equal those of one process."""
     dataset, batches = alone
     same(run(dataset, [(world_size, 150)], 150), batches)
 
 
 def test_concatenated_batches_survive_changes_of_the_world_size():
-    """The other way to pack is as independent of world size, threads and restarts."""
+    """Concatenation is equally independent of world size, threads and restarts."""
     alone = run(corpus(), [(1, 60)], 60, pack="concat")
     same(run(corpus(), [(3, 11), (5, 40), (1, 60)], 60, pack="concat", threads=2), alone)
 
@@ -53,7 +53,7 @@ def test_concatenated_batches_survive_changes_of_the_world_size():
 @pytest.mark.parametrize("sizes", [(4, 3, 4), (2, 5, 7, 1), (1, 4), (8, 7, 8), (3, 4, 3, 1)])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_batches_survive_changes_of_the_world_size(alone, sizes, seed):
-    """States saved at arbitrary steps continue at another world size as if nothing had been."""
+    """A state saved at any step continues with the same batches at another world size."""
     dataset, batches = alone
     stops = sorted(random.Random(f"{sizes}{seed}").sample(range(1, 150), len(sizes) - 1)) + [150]
     same(run(dataset, list(zip(sizes, stops, strict=True)), 150), batches)
@@ -63,13 +63,13 @@ def test_batches_survive_changes_of_the_world_size(alone, sizes, seed):
     "changes", [dict(threads=3), dict(prefetch=0), dict(prefetch=5, threads=2)]
 )
 def test_batches_do_not_depend_on_threads_and_prefetch(alone, changes):
-    """Only when a batch is ready may depend on them."""
+    """Threads and prefetch only change the time at which a batch is ready."""
     dataset, batches = alone
     same(run(dataset, [(1, 80), (2, 150)], 150, **changes), batches)
 
 
-def test_the_order_is_the_one_it_has_always_been():
-    """Fingerprints of a fixed corpus; whoever changes them changes packing.IDS as well."""
+def test_the_order_of_the_rows_never_changes():
+    """Fingerprints of a fixed corpus: if you change them, change packing.IDS as well."""
     assert fingerprints() == GOLDEN
 
 
@@ -91,8 +91,8 @@ def pairs_of_epoch(dataset: Dataset, lanes: int, **changes) -> Counter:
 @pytest.mark.parametrize("pack", ["best-fit", "concat"])
 @pytest.mark.parametrize("lanes", [1, 3, 8, 20, 50])
 def test_an_epoch_is_the_corpus(lanes, pack):
-    """Every token of every document, and its end, is a target once in an epoch, whatever the number
-    of lanes."""
+    """Every token and every end of a document is a target once in an epoch, for any number of
+    lanes."""
     dataset = corpus()
     documents = [text for group in dataset.splits["train"] for text in group if text]
     assert len(documents) > 50
@@ -100,8 +100,8 @@ def test_an_epoch_is_the_corpus(lanes, pack):
 
 
 @pytest.mark.parametrize("rows_a_lane", [1, 2, 5])
-def test_every_step_takes_as_many_rows_of_each_lane(rows_a_lane):
-    """m = batch / lanes rows of each lane, in the order of the lanes; nothing of other ranks."""
+def test_every_step_takes_equally_many_rows_of_each_lane(rows_a_lane):
+    """A rank has batch / lanes rows of each of its lanes, in the order of the lanes."""
     dataset = corpus()
     with open_loader(dataset, batch=rows_a_lane * LANES, rank=1, world_size=3) as loader:
         batch = loader.next()
@@ -113,7 +113,7 @@ def test_every_step_takes_as_many_rows_of_each_lane(rows_a_lane):
 
 
 def test_one_document_is_enough():
-    """With one document in all, lanes share its rows; world sizes still agree."""
+    """With only one document, lanes share its rows; batches are equal at any world size."""
     dataset = Dataset([[None, "the only document, a bit longer than a row of tokens is", ""]])
     batches = run(dataset, [(1, 30)], 30)
     same(run(dataset, [(3, 7), (8, 20), (2, 30)], 30), batches)
@@ -122,9 +122,9 @@ def test_one_document_is_enough():
     assert len(rows) == 4 and all(rows == {*map(tuple, b.tokens.tolist())} for b in batches)
 
 
-def test_a_rank_reads_its_part_alone():
-    """Ranks do not pack all batches to keep one of four: of the row groups that lanes share, only
-    those between two ranks are read by both, and none twice in an epoch by one."""
+def test_a_rank_reads_only_its_part():
+    """Ranks do not pack all batches to keep one of four: two ranks read the same row group only
+    between their lanes, and a rank reads none twice in an epoch."""
     train = corpus().splits["train"]
     reads = []
     for rank in range(4):
@@ -132,21 +132,21 @@ def test_a_rank_reads_its_part_alone():
         with open_loader(dataset, rank=rank, world_size=4, prefetch=0, batch=LANES) as loader:
             while not loader.next().cursors[:, 0].any():
                 pass
-        assert max(dataset.reads.values()) <= 2  # that of an epoch which has begun
+        assert max(dataset.reads.values()) <= 2  # the next epoch may have started
         reads.append(len(dataset.reads))
     assert sum(reads) <= len(train) + 3
     assert max(reads) < len(train) / 2
 
 
 def test_row_groups_without_text_give_no_rows():
-    """Null and empty documents, and row groups of nothing else, are passed over without a hang."""
+    """Null and empty documents, and row groups with only such ones, are skipped without a hang."""
     one, another = "one text " * 9, "another text " * 9
     dataset = Dataset([["", None], [one], [None], [another, ""], []])
     assert pairs_of_epoch(dataset, 2) == expected_pairs([one, another])
 
 
 def test_a_state_is_small():
-    """Under 1 KB of JSON for 48 lanes with large numbers everywhere, at least 10^14 tokens on."""
+    """It takes under 1 KB of JSON for 48 lanes with large numbers, after 10^14 tokens."""
     settings = dict(lanes=48, batch=9600, seq_len=131072, seed=2**63, pack="concat")
     with open_loader(corpus(), **settings) as loader:
         for cursor in ([999, 9999, 32767], [0, 9999999, 1047], [9999999, 0, 1047]):
@@ -154,7 +154,7 @@ def test_a_state_is_small():
 
 
 def test_a_read_error_that_passes_is_not_noticed(alone, monkeypatch):
-    """Two failing attempts on every row group change no batch."""
+    """Two failed attempts to read each row group change no batch."""
     monkeypatch.setattr(blocks, "RETRY_S", (0.001, 0.001))
     batches = alone[1]
     dataset = corpus()
@@ -195,7 +195,7 @@ def test_a_bad_row_group_is_named_at_the_step_that_needs_it(alone, monkeypatch, 
 
 
 def test_validation_rows_are_fixed_and_limited():
-    """The same whole rows each time, no more than asked for, all of them where there are fewer."""
+    """They are the same whole rows each time: at most as many as requested, or all there are."""
     dataset = corpus()
     tokens, valid = eval_rows(dataset, 16, 320)
     assert tokens.shape == (20, 17) and valid.shape == (20, 16)

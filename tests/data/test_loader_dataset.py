@@ -66,7 +66,7 @@ def pairs_of(tokens: np.ndarray, valid: np.ndarray) -> Counter:
 
 
 def test_validation_rows_are_the_validation_split(dataset):
-    """All of them are every document of the split, with literal special tokens as plain text."""
+    """They have every document of the split, and literal special tokens are plain text."""
     tokens, valid = eval_rows(dataset, 64, 10**9)
     tokenizer = dataset.tokenizer()
     assert pairs_of(tokens, valid) == expected_pairs(dataset, "val")
@@ -76,7 +76,7 @@ def test_validation_rows_are_the_validation_split(dataset):
 
 
 def test_the_place_of_the_files_does_not_matter(dataset, tmp_path):
-    """A copy in another folder, listed backwards, continues the run with the same batches."""
+    """A copy in another folder, with its files in reverse order, gives the same batches."""
     copy = open_dataset(shutil.copytree(dataset.dir, tmp_path / "elsewhere"))
     files = copy.manifest["splits"]["train"]["files"]
     files.reverse()
@@ -92,8 +92,8 @@ def loader_state(dataset: Dataset, batch: Batch) -> dict:
 
 
 def test_lanes_have_equally_many_rows_of_real_text(tmp_path):
-    """Of Python's standard library, whose files differ in length and in tokens a byte, at most
-    0.5 % of the rows are unseen after one epoch's tokens: row groups know about their tokens."""
+    """Files of Python's standard library differ in length and in tokens per byte. At most 0.5 % of
+    their rows are unseen after one epoch's tokens, because row groups have token estimates."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     dataset = prepare(files, tmp_path / "data", Settings(vocab_size=512))
     groups = dataset.row_groups("train")

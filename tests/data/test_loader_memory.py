@@ -1,4 +1,4 @@
-"""The loader's memory: what it has read, it gives back."""
+"""The loader frees the memory of the text that it has read."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from gptddp.prepare.recipe import Settings
 
 GROUPS, DOCUMENT_BYTES = 1000, 8000
 
-# In a process of its own, where no earlier test has left free memory to hide a leak in.
+# In a separate process: free memory of earlier tests could hide a leak.
 CHILD = """
 import json, resource, sys
 import pyarrow as pa
@@ -36,7 +36,7 @@ print(json.dumps([text_bytes, *at]))
 
 
 def test_memory_is_flat_over_a_thousand_row_groups(tmp_path, monkeypatch):
-    """From the 200th row group to the 1000th: 64 MB of text is read, less than a fifth is kept."""
+    """From the 200th to the 1000th row group it reads 64 MB of text and keeps less than a fifth."""
     monkeypatch.setattr("gptddp.prepare.shard_writer._ROW_GROUPS", GROUPS)
     rng = random.Random(1)
     words = [os.urandom(4).hex() for _ in range(2000)]

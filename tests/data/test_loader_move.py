@@ -1,4 +1,4 @@
-"""A loader that goes on as another rank: the same batches, and nothing packed a second time."""
+"""A loader that continues as another rank: the same batches, and nothing is packed twice."""
 
 import contextlib
 import json
@@ -14,8 +14,8 @@ STEPS = 60
 
 @pytest.mark.parametrize("seed", range(6))
 def test_batches_do_not_depend_on_moves(seed):
-    """Members come and go at any step; of those that stay, some have taken a batch or two that are
-    to be done again."""
+    """Members join and leave at any step; some of the others have already taken one or two batches
+    that must be taken again."""
     dataset, rng = corpus(), random.Random(seed)
     alone = run(dataset, [(1, STEPS)], STEPS)
     batches, state = [], None
@@ -40,8 +40,8 @@ def test_batches_do_not_depend_on_moves(seed):
     same(batches[:STEPS], alone)
 
 
-def test_what_is_packed_for_a_lane_that_stays_is_kept():
-    """Where a batch is to be taken again too, also behind the end of a block."""
+def test_a_lane_that_stays_keeps_its_packed_rows():
+    """Also if a batch is taken again, and across the end of a block."""
     alone = run(corpus(), [(1, STEPS)], STEPS)
     with open_loader(corpus(), rank=1, world_size=2) as loader, open_loader(corpus()) as whole:
         lanes = {lane.number: lane for lane in loader._producer.lanes}
@@ -58,7 +58,7 @@ def test_what_is_packed_for_a_lane_that_stays_is_kept():
         assert all(lanes[it].stopped.is_set() for it in (5, 6, 7))
 
 
-def test_a_state_of_another_run_moves_nobody():
+def test_a_state_of_another_run_is_refused():
     with open_loader(corpus()) as loader, open_loader(corpus(), seed=8) as other:
         state = other.state(other.next().cursors)
         with pytest.raises(DataError, match="seed: 8 -> 7"):

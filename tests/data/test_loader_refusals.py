@@ -1,4 +1,4 @@
-"""The loader: settings, states and data that it refuses."""
+"""Settings, states and data that the loader refuses."""
 
 import types
 
@@ -11,7 +11,7 @@ from gptddp.errors import ConfigError, DataError
 
 
 def test_no_text_at_all_is_refused():
-    """A data set without a token raises DataError, whether its manifest says so or not."""
+    """A dataset without a token raises DataError, whatever its manifest says."""
     with pytest.raises(DataError, match="no text in its train split"):
         Loader(Dataset([["", None]]), lanes=2, batch=2, seq_len=8, seed=1)
     lying = Dataset([["", None]])
@@ -37,7 +37,7 @@ def test_no_text_at_all_is_refused():
     ],
 )
 def test_a_state_of_other_data_or_settings_is_refused(changes, expected):
-    """Whatever decides the rows is compared, and each difference is named: saved -> now."""
+    """Everything that determines the rows is compared; the message has the differences."""
     dataset = corpus()
     with open_loader(dataset) as loader:
         state = loader.state(loader.next().cursors)
@@ -48,13 +48,13 @@ def test_a_state_of_other_data_or_settings_is_refused(changes, expected):
 
 
 def test_an_empty_state_is_not_a_fresh_start():
-    """A state without anything in it is refused, with every field named."""
+    """An empty state is refused; the message has every field."""
     with pytest.raises(DataError, match="version: None -> 2.*lanes: 0 -> 8"):
         open_loader(corpus(), state={})
 
 
 def test_an_impossible_position_is_refused():
-    """Cursors outside the lane's blocks or rows are an error, not a wrong batch."""
+    """Cursors outside the lane's blocks or rows are an error."""
     dataset = corpus()
     with open_loader(dataset) as loader:
         state = loader.state(loader.next().cursors)
@@ -73,14 +73,14 @@ def test_an_impossible_position_is_refused():
         (dict(lanes=0), "lanes is 0"),
     ],
 )
-def test_numbers_that_do_not_fit_are_refused(changes, message):
+def test_unsuitable_numbers_are_refused(changes, message):
     """Settings that cannot work raise ConfigError with the fix."""
     with pytest.raises(ConfigError, match=message):
         open_loader(corpus(), **changes)
 
 
 def test_an_error_of_the_tokenizer_reaches_the_caller():
-    """Whatever a thread raises, next() raises."""
+    """next() raises any error of a thread."""
     dataset = corpus()
     dataset.tokenizer = lambda: types.SimpleNamespace(
         sha256="", bos=0, dtype=np.dtype(np.uint16), encoder=lambda: 1 / 0, library=None

@@ -1,4 +1,4 @@
-"""The loader's threads: how they end, and how far they are ahead."""
+"""The loader's threads: their end, and how far they work ahead."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def threads_of_loaders() -> list[threading.Thread]:
 
 
 def test_close_ends_the_threads():
-    """close() joins, twice is harmless, and next() afterwards says so instead of waiting."""
+    """close() joins them, a second call is harmless, and a later next() raises an error."""
     loader = Loader(corpus(), lanes=8, batch=8, seq_len=16, seed=1, threads=3)
     loader.next()
     assert len(threads_of_loaders()) == 3
@@ -61,7 +61,7 @@ def test_close_does_not_wait_for_a_retry(monkeypatch):
 
 @pytest.mark.parametrize("how", ["end", "raise", "slow read"])
 def test_a_process_ends_with_a_loader_open(how):
-    """No hang and no noise at the interpreter's exit while threads work."""
+    """The interpreter exits without a hang and without messages while threads work."""
     child = subprocess.run(
         [sys.executable, loaders.__file__, how],
         capture_output=True,
@@ -76,7 +76,7 @@ def test_a_process_ends_with_a_loader_open(how):
 
 
 def test_only_a_bounded_number_of_blocks_is_made_ahead():
-    """A loader that nobody reads from stops near `prefetch` blocks a lane, and does not spin."""
+    """Without calls of next() it stops near `prefetch` blocks per lane, and does not spin."""
     text = "words of a document " * 20
     dataset = Dataset([[text] * 10 for _ in range(400)])
     with open_loader(dataset, prefetch=1.5, batch=LANES) as loader:

@@ -1,4 +1,4 @@
-"""Packing: nothing lost, nothing twice, rows full."""
+"""Packing: no token is lost or doubled, and rows are full."""
 
 import random
 
@@ -36,19 +36,19 @@ def log_normal(n: int, mean: float, seed: int = 1) -> list[int]:
 
 
 def lengths_of(packed: Packed) -> np.ndarray:
-    """The real tokens of each row: up to the last target, for every piece ends with one."""
+    """The number of real tokens of each row: every piece ends with a target."""
     return packed.valid.shape[1] + 1 - np.argmax(packed.valid[:, ::-1], axis=1)
 
 
 def fill(packed: Packed) -> float:
-    """Real tokens as a part of all places."""
+    """The fraction of places with real tokens."""
     return float(lengths_of(packed).sum() / packed.tokens.size)
 
 
 @pytest.mark.parametrize("seq_len", [4, 32])
 def test_bos_is_around_documents_only(seq_len):
-    """A document with tokens begins behind a BOS and is closed by one, which may be that of the
-    next; there is none where a split document goes on, and nothing else behind the last target."""
+    """A document with tokens starts behind a BOS and is closed by one, which may open the next. No
+    BOS is between pieces of a split document, and only BOS is behind the last target."""
     lengths = [0, 1, 5, 31, 32, 33, 100, 0, 7]
     packed = pack(documents_with_ids(lengths), BOS, seq_len, np.dtype(np.uint32))
     real = np.arange(seq_len + 1) < lengths_of(packed)[:, None]
@@ -61,7 +61,7 @@ def test_bos_is_around_documents_only(seq_len):
 
 
 def test_pieces_overlap_by_one_and_have_a_target():
-    """Pieces cover their document, share one token, and none is shorter than two tokens."""
+    """Pieces cover their document, overlap by one token, and have at least two tokens."""
     for length in range(2, 40):
         document, offset, size = split(np.array([length, 3]), 6)
         mine = document == 0
@@ -73,7 +73,7 @@ def test_pieces_overlap_by_one_and_have_a_target():
 
 @pytest.mark.parametrize("width", [2, 3, 17, 257])
 def test_pieces_of_a_row_do_not_overlap(width):
-    """Best fit gives each place of a row to one piece at most, with one free where it must be."""
+    """Each place of a row has at most one piece; a place is free before a piece that needs one."""
     rng = random.Random(1)
     size = np.array([rng.randint(2, width) for _ in range(500)])
     behind = np.array([rng.random() < 0.5 for _ in range(500)])
@@ -89,7 +89,7 @@ def test_pieces_of_a_row_do_not_overlap(width):
 @pytest.mark.parametrize("how", IDS)
 @pytest.mark.parametrize("seq_len", [1024, 2048])
 def test_rows_are_full_and_no_token_is_discarded(seq_len, how):
-    """Blocks of 1024 documents: 99.5 % of the places are used, every token is a target once."""
+    """With 1024 documents 99.5 % of the places are used, and every token is a target once."""
     for seed in range(3):
         lengths, bos = log_normal(1024, 1042, seed), 2**31
         packed = pack(documents_with_ids(lengths), bos, seq_len, np.dtype("u4"), how)
@@ -103,9 +103,9 @@ def test_rows_are_full_and_no_token_is_discarded(seq_len, how):
     [(128, 20, 60), (256, 129, 160), (256, 129, 256), (256, 60, 70), (256, 300, 310), (256, 1, 2)],
 )
 @pytest.mark.parametrize("n", [40, 300, 1024])
-def test_rows_are_full_where_lengths_do_not_fit_together(seq_len, low, high, n):
-    """Of a document a row 51 % were used: documents are cut then. Less than one row is empty, or
-    0.5 %, and no token is lost."""
+def test_rows_are_full_if_lengths_do_not_fit_together(seq_len, low, high, n):
+    """A document per row would use only 51 %, so documents are cut: at most one row, or 0.5 %, is
+    empty, and no token is lost."""
     rng = random.Random(n)
     documents, goes_on = documents_with_ids(rng.randint(low, high) for _ in range(n)), [False] * n
     goes_on[n // 2] = True
@@ -117,8 +117,8 @@ def test_rows_are_full_where_lengths_do_not_fit_together(seq_len, low, high, n):
     assert (targets[1 - n :] == 2**31).all()
 
 
-def test_few_documents_are_cut_where_few_are_too_many():
-    """Those of the emptiest rows, and no more than are too many for 99.5 %."""
+def test_only_as_many_documents_are_cut_as_needed():
+    """Documents of the emptiest rows are cut, until 99.5 % of the places are used."""
     lengths = [100] * 400 + [51] * 30  # rows of 101 targets: two of 52 do not fit into one
     packed = pack(documents_with_ids(lengths), BOS, 101, np.dtype(np.uint32))
     assert packed.valid.sum() == sum(lengths) + len(lengths) and packed.valid.mean() >= 0.995
@@ -148,7 +148,7 @@ def test_concatenated_documents_are_cut_every_t_tokens():
 @pytest.mark.parametrize("how", IDS)
 @pytest.mark.parametrize("seq_len", [1, 2, 5, 40])
 def test_segments_and_positions_are_those_of_the_documents(how, seq_len):
-    """Tokens of a segment follow each other in one document; -1 is what no target stands behind."""
+    """Tokens of a segment follow each other in one document; the padding has segment -1."""
     for seed in range(5):
         lengths = log_normal(60, seq_len, seed)
         documents = documents_with_ids(lengths)
@@ -176,7 +176,7 @@ def test_segments_and_positions_are_those_of_the_documents(how, seq_len):
 
 
 def test_nothing_to_pack():
-    """No documents, or only empty ones, give no rows of the right shape."""
+    """No documents, or only empty ones, give zero rows with the right width and dtype."""
     for documents in ([], documents_with_ids([0, 0])):
         packed = pack(documents, BOS, 8, np.dtype(np.uint16))
         assert packed.tokens.shape == (0, 9) and packed.valid.shape == (0, 8)
@@ -184,7 +184,7 @@ def test_nothing_to_pack():
         assert hashes(packed, origins(0, 0, 0, 0)).shape == (0,)
 
 
-def test_hashes_tell_rows_places_and_tokens_apart_but_not_widths():
+def test_hashes_depend_on_place_and_tokens_but_not_on_the_dtype():
     """A row's hash depends on its place and tokens, and is the same for uint16 and uint32."""
     documents = documents_with_ids(log_normal(50, 40))
     narrow, wide = (pack(documents, BOS, 64, np.dtype(d)) for d in ("u2", "u4"))
@@ -201,8 +201,8 @@ def test_hashes_tell_rows_places_and_tokens_apart_but_not_widths():
     assert (of(wide, 3, 1, 2) != own).tolist() == [True] + [False] * (n - 1)
 
 
-def test_hashes_tell_which_targets_count():
-    """Not their number alone: two that change places are another row."""
+def test_hashes_depend_on_which_targets_are_valid():
+    """Their number is not enough: if two targets swap their validity, the hash changes."""
     packed = pack(documents_with_ids(log_normal(50, 40)), BOS, 64, np.dtype("u4"))
     origin = origins(len(packed), 3, 1, 2)
     before = hashes(packed, origin)
@@ -213,8 +213,8 @@ def test_hashes_tell_which_targets_count():
     assert np.array_equal(before[1:], moved[1:])
 
 
-def test_what_the_model_gets_has_the_hash_of_what_was_packed():
-    """From int64 inputs and targets, -100 where there is none."""
+def test_inputs_of_the_model_have_the_hash_of_the_packed_rows():
+    """Also computed from int64 inputs and targets, with -100 for no target."""
     packed = pack(documents_with_ids(log_normal(50, 40)), BOS, 64, np.dtype("u4"))
     origin = origins(len(packed), 3, 1, 2)
     x = packed.tokens[:, :-1].astype(np.int64)

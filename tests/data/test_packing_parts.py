@@ -1,4 +1,4 @@
-"""Packing parts of huge documents: what goes on elsewhere is not closed, nothing is lost."""
+"""Packing parts of huge documents: a part that continues is not closed, and no token is lost."""
 
 import random
 from collections import Counter
@@ -13,7 +13,7 @@ HOW = ["best-fit", "concat"]
 
 
 def documents_with_ids(lengths) -> list[np.ndarray]:
-    """Documents whose tokens rise by one, and no token of one is next to one of another."""
+    """Documents with consecutive ids, with a gap between the ids of two documents."""
     documents, start = [], 0
     for n in lengths:
         documents.append(np.arange(start, start + n, dtype=np.uint32))
@@ -31,8 +31,8 @@ def packed_parts(how: str, seq_len: int, seed: int) -> tuple[Packed, list[np.nda
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("seq_len", [1, 2, 3, 7, 16, 64])
 @pytest.mark.parametrize("seed", range(5))
-def test_every_token_is_a_target_once_and_what_goes_on_is_not_closed(how, seq_len, seed):
-    """Every token follows the one before it in its part, once; BOS follows closed parts alone."""
+def test_every_token_is_a_target_once_and_only_last_parts_are_closed(how, seq_len, seed):
+    """Every token follows the previous token of its part, once; BOS follows only closed parts."""
     packed, documents, goes_on = packed_parts(how, seq_len, seed)
     inputs, targets = packed.tokens[:, :-1], packed.tokens[:, 1:]
     pairs = Counter(zip(inputs[packed.valid].tolist(), targets[packed.valid].tolist(), strict=True))
@@ -49,7 +49,7 @@ def test_every_token_is_a_target_once_and_what_goes_on_is_not_closed(how, seq_le
 @pytest.mark.parametrize("seq_len", [1, 2, 5, 40])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_target_sees_no_other_part_under_the_mask(how, seq_len, seed):
-    """From the begin of its segment to itself, a target is one run of one part's tokens."""
+    """From the start of its segment to a target, all tokens are consecutive in one part."""
     packed, _, _ = packed_parts(how, seq_len, seed)
     segments, positions = documents_of(packed.tokens, packed.valid, BOS)
     for row, valid, segment, position in zip(

@@ -1,4 +1,4 @@
-"""Documents that are token ids already: the same dataset and batches as from their text."""
+"""Documents that are already token ids: the same dataset and batches as from their text."""
 
 import contextlib
 import random
@@ -74,7 +74,7 @@ def documents_of(dataset: Dataset) -> list[tuple[int, ...]]:
     ids=str,
 )
 def test_the_documents_are_the_lists(tmp_path, from_text, kind):
-    """Every list is one document, whatever the width of its ids; shards hold list<uint16>."""
+    """Every list is one document, for any integer type; shards hold list<uint16>."""
     ids = encoded(from_text)
     dataset = prepared(tmp_path, from_text, ids, kind)
     assert documents_of(dataset) == sorted(tuple(map(int, document)) for document in ids)
@@ -99,7 +99,7 @@ def rows_of_an_epoch(dataset: Dataset) -> int:
 
 
 def test_batches_hold_the_same_tokens_without_encoding(tmp_path, from_text):
-    """An epoch and the validation rows have the tokens of the lists; no encoder is asked for."""
+    """An epoch and the validation rows have the tokens of the lists; no encoder is used."""
     dataset = prepared(tmp_path, from_text, encoded(from_text))
     tokenizer = dataset.tokenizer()
     tokenizer.encoder = lambda: 1 / 0
@@ -111,8 +111,8 @@ def test_batches_hold_the_same_tokens_without_encoding(tmp_path, from_text):
     assert rows_of_an_epoch(dataset) == pytest.approx(rows_of_an_epoch(from_text), rel=0.05)
 
 
-def test_bos_opens_a_document_wherever_it_stands(tmp_path, from_text):
-    """In front, behind and between: lists are cut there, and no BOS is left in a document."""
+def test_lists_are_cut_at_every_bos(tmp_path, from_text):
+    """At the start, at the end or between; documents contain no BOS."""
     bos = from_text.tokenizer().bos
     lists = [[bos, 5, 6], [7, 8, bos], [9, bos, 10, 11, bos, bos, 12], [bos], [], None, [13]]
     dataset = prepared(tmp_path, from_text, lists)
@@ -121,22 +121,22 @@ def test_bos_opens_a_document_wherever_it_stands(tmp_path, from_text):
 
 
 def test_ids_that_look_like_white_space_are_documents(tmp_path, from_text):
-    """0x20 and 0x0A0A as bytes are spaces and line ends; as ids they are tokens like others."""
+    """As bytes 0x20 and 0x0A0A are spaces and line ends; as ids they are ordinary tokens."""
     lists = [[0x20], [0x0A, 0x20], [0x0109, 0x20]]
     assert documents_of(prepared(tmp_path, from_text, lists)) == [(10, 32), (32,), (265, 32)]
 
 
 @pytest.mark.parametrize("bad", [400, 65535, -1])
 def test_ids_outside_the_vocabulary_are_refused_with_file_and_row(tmp_path, from_text, bad):
-    """The first such id ends it, and nothing is left behind."""
+    """The first such id is an error, and no files are kept."""
     kind = pa.list_(pa.int32())
     with pytest.raises(DataError, match=rf"ids.parquet, row 3: id {bad} is not in the vocabulary"):
         prepared(tmp_path, from_text, [[1, 2], [399 - 1], [5, bad, 6], [bad]], kind)
     assert not (tmp_path / "data").exists()
 
 
-def test_what_is_no_list_of_ids_is_refused(tmp_path, from_text):
-    """Each mistake is told with its fix, on the command line."""
+def test_a_wrong_column_of_ids_is_refused(tmp_path, from_text):
+    """On the command line, each mistake has a message with its fix."""
     tokenizer, out = from_text.dir / "tokenizer.json", tmp_path / "out"
     good = write(tmp_path / "in/a.parquet", [[1], [2]], pa.list_(pa.uint16()))
     nulls = write(tmp_path / "nulls.parquet", [[1], [2]], pa.list_(pa.uint16()))
@@ -160,7 +160,7 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path, from_text):
 
 
 def test_training_on_tokens(tmp_path, from_text, train_here):
-    """The trainer does not notice: it learns, and reports bits per byte of the text."""
+    """The loss falls, and the trainer reports bits per byte of the text."""
     dataset = prepared(tmp_path, from_text, encoded(from_text))
     flags = ["--data", str(dataset.dir), "--run-dir", str(tmp_path / "run"), "--lr", "1e-2"]
     assert train.main([*SMALL, *flags, "--steps", "30"]) == 0

@@ -1,4 +1,4 @@
-"""Tokenizers: the two encoders agree, ids are exact, and no text is too odd or too long."""
+"""Tokenizers: both encoders agree, ids are exact, and odd or long texts work."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def ids_of_huggingface(definition: str, text: str) -> list[int]:
 
 
 def gpt2_like() -> Tokenizer:
-    """A tokenizer such as GPT-2's: its own pattern, and the special token at the end."""
+    """A tokenizer like GPT-2's: with its pattern, and the special token last."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -70,7 +70,7 @@ def gpt2_like() -> Tokenizer:
 
 def test_real_text_has_the_ids_of_huggingface(bpe: tokenizer.Tokenizer, definition: str) -> None:
     """tiktoken's ids equal those of `tokenizers` on a megabyte of files it was not trained on."""
-    assert isinstance(bpe, _Bpe) and bpe._pattern is not None  # so tiktoken does the work
+    assert isinstance(bpe, _Bpe) and bpe._pattern is not None  # tiktoken encodes
     encode, reference = bpe.encoder(), Tokenizer.from_str(definition)
     texts = python_files(10_000)[60:]
     assert sum(map(len, texts)) > 1e6
@@ -90,10 +90,10 @@ def test_every_character_has_the_ids_of_huggingface(
         assert encode(text).tolist() == reference.encode(text).ids, hex(points[first])
 
 
-def test_random_odd_text_has_the_ids_of_huggingface_and_comes_back(
+def test_random_odd_text_has_the_ids_of_huggingface_and_decodes_to_itself(
     bpe: tokenizer.Tokenizer, definition: str
 ) -> None:
-    """Random strings of awkward characters, and runs of them, agree and decode to themselves."""
+    """Random strings of unusual characters, and repetitions of them, agree and decode exactly."""
     encode, reference = bpe.encoder(), Tokenizer.from_str(definition)
     random = np.random.RandomState(7)
     for _ in range(1500):
@@ -102,7 +102,7 @@ def test_random_odd_text_has_the_ids_of_huggingface_and_comes_back(
             ODD[i] * n for i, n in zip(random.randint(0, len(ODD), 30), runs, strict=False)
         )
         if "<|bos|>" in text:
-            continue  # `tokenizers` would make a special token of it
+            continue  # `tokenizers` would encode a special token
         ids = encode(text)
         assert ids.tolist() == reference.encode(text).ids, repr(text)
         assert bpe.decode(ids) == text
@@ -113,8 +113,8 @@ def test_random_odd_text_has_the_ids_of_huggingface_and_comes_back(
 def test_a_run_of_a_million_characters_is_encoded(
     bpe: tokenizer.Tokenizer, definition: str, unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No run of one thing costs quadratic time or the regex engine's stack."""
-    monkeypatch.delattr(_Bpe, "_encode_hf")  # where encoders go when the stack is full
+    """No repetition costs quadratic time or overflows the regex engine's stack."""
+    monkeypatch.delattr(_Bpe, "_encode_hf")  # the fallback when the stack is full
     text = unit * 1_000_000
     ids = bpe.encoder()(text)
     assert bpe.token_bytes[ids].sum() == len(text.encode())
@@ -123,7 +123,7 @@ def test_a_run_of_a_million_characters_is_encoded(
 
 
 def test_special_tokens_in_the_text_are_text(bpe: tokenizer.Tokenizer) -> None:
-    """A literal <|bos|> in a document is spelt out, and nothing is added to a document."""
+    """A literal <|bos|> in a document is encoded as characters, and nothing is added."""
     ids = bpe.encoder()("a<|bos|>b")
     assert bpe.bos not in ids and bpe.decode(ids) == "a<|bos|>b"
     assert bpe.encoder()("").size == 0
@@ -147,7 +147,7 @@ def test_each_thread_gets_its_own_encoder(bpe: tokenizer.Tokenizer) -> None:
     assert results == dict.fromkeys(range(4), expected)
 
 
-# -- what a tokenizer knows ----------------------------------------------------------------------
+# -- properties of a tokenizer -------------------------------------------------------------------
 
 
 def test_bytes_tokenizer() -> None:
@@ -161,8 +161,8 @@ def test_bytes_tokenizer() -> None:
     assert tokenizer.decode([256, 0xC3]) == "\ufffd"
 
 
-def test_token_bytes_are_of_the_raw_bytes(bpe: tokenizer.Tokenizer) -> None:
-    """A token that is half a character counts its bytes; special tokens count none."""
+def test_token_bytes_count_raw_bytes(bpe: tokenizer.Tokenizer) -> None:
+    """A token that is part of a character counts its bytes; special tokens count none."""
     ids = bpe.encoder()("\U0010ffff")
     assert len(ids) == 4 and bpe.token_bytes[ids].tolist() == [1] * 4
     assert bpe.token_bytes[bpe.bos] == 0
@@ -203,7 +203,7 @@ def test_sha256_follows_the_content(
 
 
 def test_gpt2_like_file(tmp_path: Path) -> None:
-    """A file with GPT-2's pattern is encoded by tiktoken, also where that pattern gives up."""
+    """tiktoken encodes for a file with GPT-2's pattern, also if that pattern backtracks too far."""
     definition = gpt2_like().to_str()
     tokenizer = load(tmp_path, definition)
     assert isinstance(tokenizer, _Bpe) and tokenizer._pattern is not None
@@ -214,10 +214,10 @@ def test_gpt2_like_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["normalizer", "ignore_merges", "pattern", "merge order"])
-def test_what_tiktoken_cannot_do_is_left_to_tokenizers(
+def test_tokenizers_encodes_if_tiktoken_cannot(
     definition: str, tmp_path: Path, change: str
 ) -> None:
-    """A file with a normalizer, odd merges or another way to cut keeps the ids it asks for."""
+    """A file with a normalizer, odd merges or another pre-tokenizer has its right ids."""
     changed = json.loads(definition)
     if change == "normalizer":
         changed["normalizer"] = json.loads(normalizers.NFC().__getstate__())
@@ -237,15 +237,15 @@ def test_what_tiktoken_cannot_do_is_left_to_tokenizers(
 
 
 def test_large_vocabularies_have_wide_ids(definition: str, tmp_path: Path) -> None:
-    """Ids above 65535 come as uint32."""
+    """Ids above 65535 are uint32."""
     changed = json.loads(definition)
     changed["added_tokens"].append({**changed["added_tokens"][0], "id": 70_000, "content": "<x>"})
     tokenizer = load(tmp_path, json.dumps(changed))
     assert tokenizer.vocab_size == 70_001 and tokenizer.encoder()("a").dtype == np.uint32
 
 
-def test_files_that_cannot_be_used(definition: str, tmp_path: Path) -> None:
-    """Each refusal names the file and says what to give."""
+def test_unusable_files_are_refused(definition: str, tmp_path: Path) -> None:
+    """Each message has the file and the fix."""
     without_bos = {**json.loads(definition), "added_tokens": []}
     few_bytes = json.loads(definition)
     few_bytes["model"] |= {"vocab": {"a": 0, "<|bos|>": 1}, "merges": []}
@@ -253,7 +253,7 @@ def test_files_that_cannot_be_used(definition: str, tmp_path: Path) -> None:
     word_piece.add_special_tokens(["[BOS]"])
     cases = {
         "not a tokenizer.json": "{",
-        "can be used": "[1, 2]",
+        "not a usable": "[1, 2]",
         "no special token": json.dumps(without_bos),
         "all 256 bytes": json.dumps(few_bytes),
         "must be BPE": word_piece.to_str(),

@@ -40,7 +40,7 @@ def test_dropout_and_scale_go_on_where_they_were(undisturbed, flags, tmp_path):
     codes, _ = run(2, "characters", *flags, harm=dying)
     assert codes[1] == -9 and codes[0] not in (0, -9)
     codes, said = run(2, "characters", *flags, harm=SCALE)
-    assert codes == [0, 0] and "goes on in epoch 1, behind 6 rows" in said[0]
+    assert codes == [0, 0] and "continues in epoch 1, after 6 rows" in said[0]
     found, expected = bits(state(tmp_path)), bits(state(undisturbed))
     assert found == expected
     assert expected["scaler"]["scale"] == 1024 * 2**3  # it has grown

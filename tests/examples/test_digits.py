@@ -31,9 +31,9 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize(
     ("harm", "goes_on"),
     [
-        (BEHIND_EPOCH.format(n=1), "in epoch 1, behind 0 samples"),
-        (AT_CALL.format(method="torch.optim.SGD.step", n=13), "in epoch 1, behind 720 samples"),
-        (WHILE_WRITING.format(n=4), "in epoch 0, behind 1080 samples"),
+        (BEHIND_EPOCH.format(n=1), "in epoch 1, after 0 samples"),
+        (AT_CALL.format(method="torch.optim.SGD.step", n=13), "in epoch 1, after 720 samples"),
+        (WHILE_WRITING.format(n=4), "in epoch 0, after 1080 samples"),
     ],
     ids=["between epochs", "within an epoch", "while the snapshot is written"],
 )
@@ -43,7 +43,7 @@ def test_a_run_that_is_killed_goes_on_at_its_very_step(undisturbed, tmp_path, ha
     codes, _ = run(2, "digits", *flags, harm=harm)
     assert -9 in codes and 0 not in codes  # the rank that was left has noticed, and ended
     said = succeed(2, "digits", *flags)
-    assert f"goes on {goes_on}" in said[0]
+    assert f"continues {goes_on}" in said[0]
     assert bits(state(tmp_path)) == bits(state(undisturbed[0]))
     with (tmp_path / "results.csv").open() as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "2"]
@@ -65,7 +65,7 @@ def test_a_snapshot_that_one_rank_lacks_is_sent_by_the_other(undisturbed, tmp_pa
     harm = f"os.chdir({str(tmp_path)!r})\n" + own
     codes, (said, _) = run(2, "digits", *FLAGS, harm=harm)
     assert codes == [0, 0]
-    assert "goes on in epoch 3, behind 0 samples" in said and "epoch 0 " not in said
+    assert "continues in epoch 3, after 0 samples" in said and "epoch 0 " not in said
     assert ("is damaged" in said) == torn
     # and rank 0 leaves on its disk what the run has found so far
     assert (tmp_path / "0/best.pt").read_bytes() == (undisturbed[0] / "best.pt").read_bytes()
@@ -117,9 +117,9 @@ def test_ctrl_c_is_no_error_and_the_run_goes_on(tmp_path):
     stop = stop.replace("SIGKILL", "SIGINT").replace('os.environ["RANK"] == "1"', "True")
     own = "signal.signal(signal.SIGINT, signal.default_int_handler)\n" + stop
     codes, said = run(1, "digits", *SHORT, "--folder", str(tmp_path), harm=own)
-    assert codes == [130] and "the same command goes on" in said[0] and "Traceback" not in said[0]
+    assert codes == [130] and "the same command continues" in said[0] and "Traceback" not in said[0]
     assert (
-        "goes on in epoch 0, behind 270 samples"
+        "continues in epoch 0, after 270 samples"
         in succeed(1, "digits", *SHORT, "--folder", str(tmp_path))[0]
     )
 
@@ -170,7 +170,7 @@ def test_a_run_goes_on_at_another_world_size(tmp_path):
     flags = (*SHORT, "--folder", str(tmp_path))
     run(3, "digits", *flags, harm=AT_CALL.format(method="torch.optim.SGD.step", n=5))
     said = succeed(1, "digits", *flags)
-    assert "world size 3 before, now 1" in said[0] and "behind 810 samples" in said[0]
+    assert "world size 3 before, now 1" in said[0] and "after 810 samples" in said[0]
     rows = state(tmp_path)["rows"]
     assert len(rows) == 1 and rows[0]["tested"] == 359
 

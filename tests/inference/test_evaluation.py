@@ -48,8 +48,8 @@ def evaluated(*args):
 
 
 def test_it_is_the_evaluation_of_the_run_itself(run, corpus):
-    """With as many tokens: every bit of the log's val_loss and val_bpb, of the newest checkpoint
-    and of that of a step; the line has the same."""
+    """With as many tokens it has every bit of the log's val_loss and val_bpb, for the newest
+    checkpoint and for a given step; the printed line has the same numbers."""
     by_step = {line["step"]: line for line in history(run)}
     newest = evaluated(run, corpus, "--tokens", 512)
     assert (newest["step"], newest["split"]) == (4, "val")
@@ -62,8 +62,8 @@ def test_it_is_the_evaluation_of_the_run_itself(run, corpus):
 
 
 def test_a_step_is_sampled_and_exported_too(run, tmp_path):
-    """`--step 2` has the checkpoint of step 2, without it the newest; a step without one is
-    refused with those that there are, and `checkpoints` takes the flag with --export alone."""
+    """`--step 2` uses the checkpoint of step 2, by default the newest. A step without a checkpoint
+    is refused with a list of steps, and `checkpoints` takes --step only with --export."""
     for step in (2, 4):
         args = ["checkpoints", str(run), "--export", str(tmp_path / f"{step}")]
         args += ["--step", "2"] * (step == 2)
@@ -83,7 +83,7 @@ def test_a_step_is_sampled_and_exported_too(run, tmp_path):
 
 
 def test_a_split_is_evaluated_as_a_whole_by_definition(run, tmp_path, books, corpus):
-    """The mean over all of its targets, and bits by the bytes of its text; train is another."""
+    """It is the mean over all targets, and bits per byte of text; train gives other numbers."""
     file = str(corpus / "tokenizer.json")
     prepare([str(books)], str(tmp_path / "texts"), Settings(tokenizer=file, val_fraction=0.1))
     dataset = open_dataset(tmp_path / "texts")
@@ -113,8 +113,8 @@ def dataset_texts(dataset, split):
         yield from pq.read_table(path)["text"].to_pylist()
 
 
-def test_two_ranks_give_the_same_bits_and_one_answer(run, corpus, tmp_path):
-    """As under torchrun: each evaluates a part of the rows, and rank 0 alone prints."""
+def test_two_ranks_give_the_same_bits_and_one_report(run, corpus, tmp_path):
+    """As under torchrun: each evaluates a part of the rows, and only rank 0 prints."""
     code = f"import os, sys\nsys.stdout = open('{tmp_path}/' + os.environ['RANK'], 'w')\n{MAIN}"
     found = ranks(2, "eval", str(run), str(corpus), "-o", "json", code=code)
     assert [it.wait(60) for it in found] == [0, 0], found[0].stderr.read()
@@ -123,8 +123,8 @@ def test_two_ranks_give_the_same_bits_and_one_answer(run, corpus, tmp_path):
 
 
 def test_a_folder_of_hugging_face_is_evaluated_as_well(run, corpus, tmp_path):
-    """The model of a run, exported: the same loss but for the rows that pad the run's vocabulary,
-    on the same tokens; and a GPT-2 that was never a run."""
+    """The exported model of a run has almost the same loss on the same tokens (it lacks the padding
+    rows of the vocabulary). A GPT-2 that was never a run is evaluated, too."""
     result = CliRunner().invoke(cli, ["checkpoints", str(run), "--export", str(tmp_path / "hf")])
     assert result.exit_code == 0
     theirs, ours = evaluated(tmp_path / "hf", corpus), evaluated(run, corpus)
@@ -135,9 +135,9 @@ def test_a_folder_of_hugging_face_is_evaluated_as_well(run, corpus, tmp_path):
     assert evaluated(made, corpus, "--tokens", 512)["loss"] > theirs["loss"]
 
 
-def test_what_cannot_be_evaluated_is_refused(run, corpus, books, tmp_path):
-    """Another tokenizer, with the command that prepares with the right one; a step that has no
-    checkpoint, with those that there are; what is no run; a folder of another kind."""
+def test_wrong_models_datasets_and_steps_are_refused(run, corpus, books, tmp_path):
+    """For another tokenizer the message has the command that prepares with the right one, for a
+    step without a checkpoint a list of steps; no run, and a folder of another kind are refused."""
     prepare([str(books)], str(tmp_path / "bytes"), Settings(tokenizer="bytes"))
     result = invoke(run, tmp_path / "bytes")
     assert result.exit_code == 2
@@ -150,14 +150,14 @@ def test_what_cannot_be_evaluated_is_refused(run, corpus, books, tmp_path):
     made = write_gpt2(tmp_path / "bert", change=lambda about, _: about.update(model_type="bert"))
     result = invoke(made, corpus)
     assert result.exit_code == 2 and "model_type is 'bert'" in result.stderr
-    assert "--init-from" not in result.stderr  # which nobody has given
+    assert "--init-from" not in result.stderr  # it was not given
     result = invoke(write_gpt2(tmp_path / "gpt2"), corpus, "--step", 3)
-    assert result.exit_code == 2 and "is no run" in result.stderr
+    assert result.exit_code == 2 and "omit --step 3" in result.stderr
 
 
-def test_a_damaged_checkpoint_is_passed_over_or_named(run, corpus, tmp_path):
-    """The one before the newest is taken; a step that is asked for is refused with the reason, and
-    nothing in the run is changed."""
+def test_a_damaged_checkpoint_is_skipped_or_refused(run, corpus, tmp_path):
+    """By default the checkpoint before it is used; if its step is requested, it is refused with the
+    reason. The run is not changed."""
     mine = shutil.copytree(run, tmp_path / "run")
     (newest,) = (mine / "checkpoints").glob("step-000000000004.*")
     (shard,) = newest.glob("*.bin")

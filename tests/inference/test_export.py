@@ -1,4 +1,4 @@
-"""A model leaves a run: in GPT-2's layout, whole or not at all, and never over something else."""
+"""Exports of a model: in GPT-2's layout, complete or absent, never over something else."""
 
 import contextlib
 import errno
@@ -72,14 +72,14 @@ def gpt2(w, c, ids):
 
 
 def test_the_folder_is_a_gpt2(run, corpus, tmp_path):
-    """The exported names, layouts and configuration give the model's own logits, and its tokenizer
-    the same ids; the metadata says what it is."""
+    """The exported names, layouts and configuration give the model's logits, and the exported
+    tokenizer gives the same ids; the metadata has step, tokenizer and configuration."""
     result = invoke(run, "--export", tmp_path / "model")
     assert result.exit_code == 0, result.output
     assert "step 4 is exported" in result.stderr
     config = json.loads((tmp_path / "model/config.json").read_text())
     weights, about = (tmp_path / f"model/{it}" for it in ("model.safetensors", "config.json"))
-    assert weights.stat().st_mode == about.stat().st_mode  # as of any new file
+    assert weights.stat().st_mode == about.stat().st_mode  # the mode of any new file
     with safe_open(tmp_path / "model/model.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
@@ -103,13 +103,13 @@ def test_the_folder_is_a_gpt2(run, corpus, tmp_path):
 
 @pytest.fixture
 def loaded(run, monkeypatch):
-    """The model is read once: what is counted are the system calls that write."""
+    """The model is loaded once, so that only the system calls of writing are counted."""
     monkeypatch.setattr(export, "load", lambda *_: found)
     found = load(run)
 
 
-def test_a_given_tokenizer_keeps_what_it_puts_around_a_text(run, tmp_path):
-    """One with a post_processor is exported as it is."""
+def test_a_given_tokenizer_keeps_its_post_processor(run, tmp_path):
+    """A tokenizer with a post_processor is exported unchanged."""
     about = {"added_tokens": [{"content": "<s>", "id": 3}], "post_processor": {"type": "ByteLevel"}}
     export._write_tokenizer(tmp_path, about, 3, 32)
     assert json.loads((tmp_path / "tokenizer.json").read_text())["post_processor"] == {
@@ -118,8 +118,8 @@ def test_a_given_tokenizer_keeps_what_it_puts_around_a_text(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", [".", "/", "..", "", "model"])
-def test_what_exists_or_is_no_name_is_refused(run, tmp_path, monkeypatch, name):
-    """And stays as it is."""
+def test_a_name_that_exists_or_is_no_name_is_refused(run, tmp_path, monkeypatch, name):
+    """The existing folder is not changed."""
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     result = invoke(run, "--export", name)
@@ -128,15 +128,15 @@ def test_what_exists_or_is_no_name_is_refused(run, tmp_path, monkeypatch, name):
 
 
 def files_of(folder):
-    """By name; tensors as lists of bytes, as the header of the file may be in any order."""
+    """Contents by name; tensors as bytes, because the file's header may be in any order."""
     made = {path.name: path.read_bytes() for path in folder.iterdir()}
     tensors = load_file(folder / "model.safetensors")
     return made | {"model.safetensors": {k: bytes(t.numpy()) for k, t in tensors.items()}}
 
 
-def test_an_export_that_is_killed_is_not_there_or_whole(run, loaded, tmp_path):
-    """At each of its system calls: no folder of that name, or all of it; and the same command
-    makes it then, whatever the killed one has left."""
+def test_an_export_that_is_killed_is_absent_or_complete(run, loaded, tmp_path):
+    """Killed at each of its system calls, it leaves no folder of that name, or the complete one;
+    then the same command succeeds, whatever the killed one has left behind."""
     export.export(run, tmp_path / "whole")
     whole, seen = files_of(tmp_path / "whole"), set()
     for number in range(1, 100):
@@ -160,8 +160,8 @@ def test_an_export_that_is_killed_is_not_there_or_whole(run, loaded, tmp_path):
 
 
 def test_a_disk_that_is_full_at_any_write_leaves_nothing(run, loaded, tmp_path, monkeypatch):
-    """Neither a part nor an unfinished folder, and the message has the reason. Behind its rename
-    the folder is whole, and may stay."""
+    """Neither a part nor an unfinished folder stays, and the message has the reason. After its
+    rename the folder is complete and may stay."""
     disk = Writes(tmp_path, monkeypatch.setattr)
     for number in range(100):
         with disk.failing(errno.ENOSPC, number, False):
@@ -180,7 +180,7 @@ def test_a_disk_that_is_full_at_any_write_leaves_nothing(run, loaded, tmp_path, 
 def test_every_file_is_on_the_disk_before_the_folder_has_its_name(
     run, loaded, tmp_path, monkeypatch
 ):
-    """Or a power cut would leave a folder that looks whole, with empty files."""
+    """Otherwise a power cut would leave a folder that looks complete, with empty files."""
     disk = Writes(tmp_path, monkeypatch.setattr)
     with disk.failing(0, None, False):
         export.export(run, tmp_path / "model")
@@ -190,9 +190,9 @@ def test_every_file_is_on_the_disk_before_the_folder_has_its_name(
         assert any(path.name in it for it in synced), path.name
 
 
-def test_rows_that_pad_a_vocabulary_are_left_out(books, tmp_path, train_here):
-    """257 tokens of 320 rows, of the embedding and of an output of its own; plain bytes have no
-    tokenizer.json."""
+def test_rows_that_pad_a_vocabulary_are_not_exported(books, tmp_path, train_here):
+    """Of 320 rows of the embedding and of an untied output, 257 are tokens and are exported; plain
+    bytes have no tokenizer.json."""
     prepare([str(books)], str(tmp_path / "data"), Settings(tokenizer="bytes"))
     flags = ["--preset", "modern-tiny", "--kv-heads", "1", "--head", "untied", "--steps", "1"]
     where = ["--data", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
@@ -207,7 +207,7 @@ def test_rows_that_pad_a_vocabulary_are_left_out(books, tmp_path, train_here):
 
 
 def test_a_disk_too_small_for_the_weights(run, tmp_path):
-    """On a real tmpfs: the library that writes them has errors of its own."""
+    """On a real tmpfs: the library that writes the weights raises its own errors."""
     with small_disk(tmp_path, "64k"):
         result = invoke(run, "--export", tmp_path / "model")
         assert result.exit_code == 2 and "No space left" in result.stderr
@@ -215,7 +215,7 @@ def test_a_disk_too_small_for_the_weights(run, tmp_path):
 
 
 def test_a_dataset_of_another_tokenizer_is_refused(run, corpus, tmp_path):
-    """Also one of as many tokens: what is exported or sampled with it would mean nothing."""
+    """Also a tokenizer of equal size: an export or a sample with it would be meaningless."""
     (tmp_path / "texts").mkdir()
     for number in range(9):
         (tmp_path / f"texts/{number}.txt").write_text(f"{number} quick brown foxes " * 400)
@@ -228,13 +228,12 @@ def test_a_dataset_of_another_tokenizer_is_refused(run, corpus, tmp_path):
         result = CliRunner().invoke(cli, [*map(str, args), "--data", str(tmp_path / "data")])
         assert result.exit_code == 2 and result.stdout == ""
         assert "has another tokenizer (sha256" in result.stderr
-        assert "name with --data a dataset that has that of the run" in result.stderr
+        assert "give a dataset with the run's tokenizer, by --data" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_an_export_without_a_checkpoint(run, tmp_path):
-    """A folder that is no run, and a run without a checkpoint, are told apart and exported by no
-    means."""
+    """A folder that is no run and a run without a checkpoint have different messages."""
     assert "not a run directory" in invoke(tmp_path, "--export", tmp_path / "m").stderr
     (tmp_path / "ledger.jsonl").write_bytes((run / "ledger.jsonl").read_bytes())
     result = invoke(tmp_path, "--export", tmp_path / "m")

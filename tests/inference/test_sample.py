@@ -1,4 +1,4 @@
-"""Text from a model: what is cached and streamed is what would come without."""
+"""Sampling: the cache and streaming do not change the text."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ NETS = [("tiny", "fused"), ("tiny", "blocks"), ("modern-tiny", "blocks"), ("auto
 
 @pytest.fixture(scope="module", params=NETS, ids="-".join)
 def net(request):
-    """A model of 16 positions, whose weights are large, so that each token matters."""
+    """A model of 16 positions with large weights, so that each token matters."""
     preset, attention = request.param
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "seq_len": 16, "precision": "fp32"}
     shape |= {"preset": preset, "attention": attention}
@@ -43,9 +43,9 @@ def net(request):
 @pytest.mark.parametrize(
     "prompt", ["", "the quick", "the quick brown", "the quick brown fox jumps"]
 )
-def test_each_token_follows_from_as_many_before_it_as_a_row_has(net, prompt):
-    """By definition, without a cache: the likeliest one behind BOS and the text so far, of which
-    the newest count where they are more than seq_len; from a prompt beyond it, too."""
+def test_each_token_is_the_likeliest_after_the_tokens_of_a_row(net, prompt):
+    """By definition, without a cache: the likeliest token after BOS and the text so far, cut to the
+    newest seq_len tokens; also for a prompt that is longer."""
     ids = [256, *prompt.encode()]
     for made in generate(net, byte_tokenizer(), prompt, **PLAIN | {"temperature": 0.0}):
         with torch.no_grad():
@@ -56,7 +56,7 @@ def test_each_token_follows_from_as_many_before_it_as_a_row_has(net, prompt):
 
 
 def test_the_seed_decides_the_text(net):
-    """The same one the same text, another one another."""
+    """The same seed gives the same text, another seed another text."""
     found = [
         list(generate(net, byte_tokenizer(), "the", **PLAIN | {"seed": seed})) for seed in (3, 3, 4)
     ]
@@ -64,7 +64,7 @@ def test_the_seed_decides_the_text(net):
 
 
 def test_the_cache_is_used(net, monkeypatch):
-    """Within seq_len each token but the first costs one token's work."""
+    """Within seq_len each token except the first is computed alone."""
     seen = []
     hidden = net.hidden
     monkeypatch.setattr(
@@ -92,15 +92,15 @@ class _Logits:
 
 
 def drawn(chances: list[float], **options) -> np.ndarray:
-    """How often each of the bytes 0, 1, ... comes, of 1000 tokens."""
+    """The frequency of each of the bytes 0, 1, ... in 1000 tokens."""
     chances = chances + [1e-30] * (257 - len(chances))
     ids = generate(_Logits(chances), byte_tokenizer(), "", **PLAIN | {"tokens": 1000} | options)
     return np.bincount(list(ids), minlength=257)[: len(chances)] / 1000
 
 
-def test_top_p_keeps_the_fewest_that_come_to_it():
-    """Each with its share of what is kept; the one that passes p is in, the next is not; after
-    temperature and top_k."""
+def test_top_p_keeps_the_smallest_set_that_reaches_it():
+    """The kept tokens keep their proportions. The token with which the total passes p is the last.
+    top_p is applied after temperature and top_k."""
     chances = [0.5, 0.25, 0.15, 0.1]
     for top_p, kept in ((0.4, 1), (0.55, 2), (0.76, 3), (0.95, 4), (1e-9, 1)):
         found = drawn(chances, top_p=top_p)
@@ -117,12 +117,12 @@ def test_top_p_keeps_the_fewest_that_come_to_it():
     [{"top_p": 1e-300}, {"temperature": 1e-39}, {"temperature": 5e-324, "top_p": 0.5}],
 )
 def test_options_too_small_for_a_float_take_the_likeliest(options):
-    """As those that tend to it; no number becomes 0 or infinite on the way."""
+    """No intermediate number becomes 0 or infinite."""
     assert drawn([0.2, 0.5, 0.3], **options)[1] == 1
 
 
-def test_as_many_tokens_as_one_likes(net):
-    """top_k beyond the vocabulary is all of it; 0 tokens are none."""
+def test_top_k_and_tokens_may_have_any_size(net):
+    """A top_k beyond the vocabulary means all tokens; 0 tokens give no text."""
     plain, more = (
         list(generate(net, byte_tokenizer(), "ab", **PLAIN | {"top_k": it})) for it in (0, 2**70)
     )
@@ -130,9 +130,9 @@ def test_as_many_tokens_as_one_likes(net):
     assert not list(generate(net, byte_tokenizer(), "ab", **PLAIN | {"tokens": 0}))
 
 
-def test_a_character_is_streamed_when_all_of_its_bytes_are_there(tmp_path):
-    """One piece a token, no replacement character in any, together the text; a text that is cut
-    off in a character ends as `decode` says."""
+def test_a_character_is_streamed_when_it_is_complete(tmp_path):
+    """One piece per token, without replacement characters; joined, they are the text. A text that
+    ends within a character ends as in `decode`."""
     (tmp_path / "tokenizer.json").write_text(train_bpe(["abc " * 9], 260))
     for tokenizer in (byte_tokenizer(), load_tokenizer(tmp_path / "tokenizer.json")):
         ids = tokenizer.encoder()(ODD).tolist()
@@ -145,7 +145,7 @@ def test_a_character_is_streamed_when_all_of_its_bytes_are_there(tmp_path):
 
 # -- the command -----------------------------------------------------------------------------------
 
-# A model that makes a token each time that it is told to, by a line on its stdin.
+# A model that makes a token for each line on its stdin.
 SLOW = """
 import sys
 from gptddp.cli import cli
@@ -168,16 +168,16 @@ SAID = b"[0.0 s] loading torch\nstep 7, seed 0\n"
 
 @pytest.fixture
 def slow(spawn):
-    """The command on that model, with its pipes."""
+    """The command with that model and pipes."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = spawn([sys.executable, "-c", SLOW], cwd=ROOT, bufsize=0, **pipes)
     assert process.stdout.read(1) == b"p"
     return process
 
 
-def test_tokens_come_as_they_are_made_and_ctrl_c_ends_them_quietly(slow):
-    """Each character is in the pipe before the next token is asked for; then exit code 130, with
-    nothing on stderr but the loading, step and seed."""
+def test_tokens_are_printed_at_once_and_ctrl_c_ends_them_quietly(slow):
+    """Each character is in the pipe before the next token is requested. After Ctrl-C the exit code
+    is 130, and stderr has only loading, step and seed."""
     for _ in range(3):
         slow.stdin.write(b"\n\n")
         assert os.read(slow.stdout.fileno(), 9) == "é".encode()
@@ -186,7 +186,7 @@ def test_tokens_come_as_they_are_made_and_ctrl_c_ends_them_quietly(slow):
     assert slow.stderr.read() == SAID and slow.stdout.read() == b""
 
 
-def test_a_reader_that_has_had_enough_is_no_error(slow):
+def test_a_reader_that_closes_the_pipe_is_no_error(slow):
     """As with `| head`: no traceback, no message."""
     slow.stdout.close()
     slow.stdin.write(b"\n" * 8)
@@ -194,14 +194,14 @@ def test_a_reader_that_has_had_enough_is_no_error(slow):
     assert slow.stderr.read() == SAID
 
 
-def test_a_full_disk_behind_stdout_is_told(spawn):
-    """One line and exit code 1; a traceback would hide it."""
+def test_a_full_disk_behind_stdout_is_reported(spawn):
+    """One line and exit code 1, without a traceback."""
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with open("/dev/full", "wb") as full:
         process = spawn([sys.executable, "-c", SLOW], cwd=ROOT, bufsize=0, stdout=full, **pipes)
     assert process.wait(120) == 1
-    *_, told = process.stderr.read().decode().splitlines()
-    assert told == "Error: [Errno 28] No space left on device: make room there first"
+    *_, error = process.stderr.read().decode().splitlines()
+    assert error == "Error: [Errno 28] No space left on device: make room there first"
 
 
 @pytest.mark.parametrize(
@@ -210,8 +210,8 @@ def test_a_full_disk_behind_stdout_is_told(spawn):
     + [("top-p", "0.0"), ("top-p", "1.1"), ("top-p", "nan"), ("top-k", "-1")]
     + [("temperature", "-0.1"), ("temperature", "nan"), ("temperature", "inf")],
 )
-def test_an_option_that_cannot_work_is_refused_first(tmp_path, flag, value):
-    """With its flag; nothing has been read or printed by then."""
+def test_an_invalid_option_is_refused_first(tmp_path, flag, value):
+    """The message has the flag; nothing has been read or printed before."""
     result = CliRunner().invoke(cli, ["sample", str(tmp_path), f"--{flag}={value}"])
     assert result.exit_code == 2 and result.stdout == ""
     assert f"--{flag}" in result.stderr and "ledger" not in result.stderr

@@ -1,6 +1,6 @@
-"""A backward pass that a lost peer cuts off: the survivors do the step again, with the same bits.
+"""A lost peer interrupts a backward pass: the survivors do the step again, with the same bits.
 
-The processes are real, and so is gloo; the test says who is in the world.
+The processes and gloo are real; the test sets the members of the world.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ from gptddp.train import forward_backward
 
 MEMBER = "import sys; from model.test_buckets import member_main; member_main(*sys.argv[1:])"
 STEPS = 8
-ALONE = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")  # as torchrun says
-# member: the step (from 0) in whose backward pass it ends
+ALONE = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")  # as in torchrun
+# member: the step (from 0) in whose backward pass it dies
 DIES = {2: 2, 0: 4, 3: 6}
 CONFIG = with_preset(
     Config(
@@ -53,7 +53,7 @@ CONFIG = with_preset(
 
 
 def enter(world: World, after: int) -> int:
-    """The newest view that is newer than that, as this member's world; its number."""
+    """Form this member's world by a view newer than `after`; return its number."""
     assert world.members
     while True:
         if isinstance(found := world.members.next_view(after, 1.0), View):
@@ -64,7 +64,7 @@ def enter(world: World, after: int) -> int:
 
 
 def member_main(folder: str, me: str, kind: str) -> None:
-    """One member. It leaves FOLDER/<me>.found: [layout of the buckets, [hash of each state]]."""
+    """One member. It writes FOLDER/<me>.found: [layout of the buckets, [hash of each state]]."""
     with connect("cpu") as world:
         torch.set_num_threads(1)
         Path(folder, f"{me}.found").write_text(json.dumps(found(world, int(me), kind)))
@@ -117,7 +117,7 @@ def found(world: World, me: int, kind: str) -> list[Any]:
 
 
 def run(folder: Path, kind: str, members: int) -> dict[int, Any]:
-    """What the members that live to the end have found."""
+    """The results of the members that live to the end."""
     folder.mkdir()
     mesh = FakeMesh(folder)
     pods, processes = [str(it) for it in range(members)], {}
@@ -141,11 +141,11 @@ def run(folder: Path, kind: str, members: int) -> dict[int, Any]:
     return {int(it): json.loads((folder / f"{it}.found").read_text()) for it in processes}
 
 
-def test_a_step_whose_backward_pass_was_cut_off_has_the_bits_of_an_undisturbed_one(
+def test_a_step_whose_backward_pass_was_interrupted_has_the_bits_of_an_undisturbed_one(
     tmp_path, monkeypatch
 ):
-    """Worlds of 4, 3, 2 and 1, each but the last ended by a member that dies within its backward
-    pass, rank 0 among them; every state has the bits of a process alone."""
+    """Worlds of 4, 3, 2 and 1: each except the last ends because a member, once rank 0, dies in its
+    backward pass. Every state has the bits of a single process."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     ((wanted_layout, wanted),) = run(tmp_path / "alone", "exact", 1).values()
     ((layout, states),) = run(tmp_path / "four", "exact", 4).values()

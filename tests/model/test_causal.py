@@ -1,4 +1,4 @@
-"""Attention in blocks of queries is causal attention, and so are its gradients."""
+"""Attention in blocks of queries equals causal attention, with equal gradients."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def out_and_gradients(attend, t, dtype):
 
 
 def by_definition(q, k, v):
-    """In float64, all scores at once."""
+    """Causal attention in float64, with all scores at once."""
     q, k, v = (it.double() for it in (q, k, v))
     scores = q @ k.mT / q.shape[-1] ** 0.5
     future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
@@ -34,7 +34,7 @@ def by_definition(q, k, v):
 
 @pytest.mark.parametrize("t", LENGTHS)
 def test_blocks_compute_the_definition_of_causal_attention(t, monkeypatch):
-    """Out and all three gradients, also where a block has some of the heads only."""
+    """Output and all three gradients, also if a block has only some of the heads."""
     monkeypatch.setattr(causal, "_AT_ONCE", 4 * 64 * min(t, 256))  # of six heads
     for dtype, most in ((torch.float64, 1e-12), (torch.float32, 3e-6), (torch.bfloat16, 2e-2)):
         right = out_and_gradients(by_definition, t, dtype)
@@ -46,7 +46,7 @@ def test_blocks_compute_the_definition_of_causal_attention(t, monkeypatch):
 
 
 def test_scores_that_are_computed_again_have_the_same_bits(monkeypatch):
-    """What is kept for the backward pass is a matter of memory, not of the run."""
+    """Keeping scores for the backward pass saves time, and changes no bit."""
     kept = out_and_gradients(causal.causal_attention, 200, torch.bfloat16)
     monkeypatch.setattr(causal, "_KEPT", 0)
     again = out_and_gradients(causal.causal_attention, 200, torch.bfloat16)
@@ -56,7 +56,7 @@ def test_scores_that_are_computed_again_have_the_same_bits(monkeypatch):
 @pytest.mark.parametrize("preset", ["tiny", "modern-tiny"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_model_has_the_same_loss_and_gradients_either_way(preset, precision, monkeypatch):
-    """But for rounding; and only the one that asks for blocks has them."""
+    """They differ only by rounding; only a model with attention "blocks" uses blocks."""
     used = []
     monkeypatch.setattr(
         attention, "causal_attention", lambda *qkv: used.append(1) or causal.causal_attention(*qkv)
@@ -79,8 +79,8 @@ def test_a_model_has_the_same_loss_and_gradients_either_way(preset, precision, m
 
 
 @pytest.mark.parametrize("field", [{"mask": "document"}, {"dropout": 0.5}])
-def test_a_mask_and_dropout_have_the_fused_kernel(field):
-    """Blocks know neither: a model with one of them is computed as it is without blocks."""
+def test_a_mask_and_dropout_use_the_fused_kernel(field):
+    """Blocks support neither: a model with one of them is computed as without blocks."""
     x = torch.randint(0, 256, (1, 64), generator=torch.Generator().manual_seed(0))
     two_documents = torch.arange(32).repeat(2)[None]
     found = []

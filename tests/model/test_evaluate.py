@@ -1,4 +1,4 @@
-"""Evaluation: its numbers, and what it holds in memory."""
+"""Evaluation: its numbers and its memory."""
 
 import json
 import math
@@ -24,7 +24,7 @@ WORLD: Any = SimpleNamespace(rank=0, world_size=1, device=CPU, all_reduce=lambda
 
 
 class Largest(TorchDispatchMode):
-    """Bytes of the largest tensor that any operation has made."""
+    """Records the bytes of the largest tensor that any operation makes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def settings(**fields: Any) -> Config:
 
 
 def some_rows(n: int, seq_len: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, valid), a tenth of them not valid."""
+    """(tokens, valid); a tenth of the targets is not valid."""
     random = np.random.default_rng(0)
     tokens = random.integers(vocab_size, size=(n, seq_len + 1))
     return tokens.astype(np.uint16), random.random((n, seq_len)) > 0.1
@@ -72,7 +72,7 @@ def with_all_logits(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("mask", ["none", "document"])
 def test_the_numbers_are_those_of_all_logits(precision, mask):
-    """Bit for bit: what is held at once is no part of the result."""
+    """The chunk size changes no bit of the result."""
     c = settings(seq_len=96, micro_batch=7, precision=precision, mask=mask)
     tokenizer = byte_tokenizer()
     net = gpt.build(c, tokenizer.vocab_size, CPU).eval()
@@ -82,7 +82,7 @@ def test_the_numbers_are_those_of_all_logits(precision, mask):
 
 
 def test_no_micro_batch_is_evaluated_twice(monkeypatch):
-    """Three ranks have the rows of one between them, and their sums give its very numbers."""
+    """Three ranks share the rows of one, and their sums give exactly its numbers."""
     tokenizer, c = byte_tokenizer(), settings(seq_len=16, micro_batch=2)
     net, rows = gpt.build(c, tokenizer.vocab_size, CPU), some_rows(13, 16, tokenizer.vocab_size)
     alone = evaluate(net, rows, tokenizer, c, WORLD)
@@ -109,8 +109,8 @@ def test_no_micro_batch_is_evaluated_twice(monkeypatch):
     assert sorted(map(len, mine)) == [2, 2, 3] and len(set(sum(mine, []))) == 7
 
 
-def test_an_evaluation_that_a_lost_peer_ends_leaves_the_model_in_training():
-    """Else the steps after it would have no dropout."""
+def test_after_an_evaluation_that_a_lost_peer_ends_the_model_is_in_training_mode():
+    """Otherwise the next steps would have no dropout."""
     tokenizer, c = byte_tokenizer(), settings(seq_len=16, micro_batch=2)
     net, rows = gpt.build(c, tokenizer.vocab_size, CPU), some_rows(3, 16, tokenizer.vocab_size)
 
@@ -124,7 +124,7 @@ def test_an_evaluation_that_a_lost_peer_ends_leaves_the_model_in_training():
 
 
 def test_no_tensor_has_the_logits_of_a_micro_batch():
-    """The largest is the logits of one chunk, or what the model holds without a vocabulary."""
+    """No tensor is larger than the logits of one chunk."""
     c = settings(seq_len=1024, micro_batch=4)
     vocab_size = 10_000
     tokenizer: Any = SimpleNamespace(
@@ -160,8 +160,8 @@ def with_prefix_space(definition):
     definition["pre_tokenizer"]["pretokenizers"][-1]["add_prefix_space"] = True
 
 
-def test_bits_per_byte_are_of_the_bytes_of_the_text_or_left_out(tmp_path):
-    """Where tokens have not the bytes of their text, there is no number, and a line says why."""
+def test_bits_per_byte_count_the_bytes_of_the_text_or_are_not_computed(tmp_path):
+    """If tokens do not have the bytes of their text, there is no number, and a warning says why."""
     text = "ﬁne １２３ e\u0301 a b"
     tokenizer = bpe(tmp_path)
     assert tokenizer.changes is None and tokenizer.warnings() == []
@@ -175,7 +175,7 @@ def test_bits_per_byte_are_of_the_bytes_of_the_text_or_left_out(tmp_path):
         tokenizer = bpe(tmp_path, change)
         assert word in str(tokenizer.changes)
         (warning,) = tokenizer.warnings()
-        assert "val_bpb is left out" in warning and word in warning
+        assert "val_bpb is not computed" in warning and word in warning
         net = gpt.build(c, tokenizer.vocab_size, CPU)
         result = evaluate(net, some_rows(2, 8, tokenizer.vocab_size), tokenizer, c, WORLD)
         assert result and result.bpb is None and result.loss > 0

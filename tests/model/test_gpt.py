@@ -15,8 +15,8 @@ CPU = torch.device("cpu")
 TINY = with_preset(Config(n_layer=2, n_embd=32, seq_len=16, precision="fp32"), accelerator=False)
 
 
-def test_the_seed_alone_decides_the_weights():
-    """Two builds agree bit for bit whatever the state of the global generator."""
+def test_only_the_seed_determines_the_weights():
+    """Two builds agree bit for bit, whatever the state of the global generator."""
     first = build(TINY, 100, CPU)
     torch.manual_seed(99)
     second = build(TINY, 100, CPU)
@@ -27,7 +27,7 @@ def test_the_seed_alone_decides_the_weights():
 
 
 def test_the_state_is_complete_before_the_first_step():
-    """A step changes the values of the state tensors, never their names or shapes."""
+    """A step changes only the values of the state tensors, not their names or shapes."""
     net = build(TINY, 100, CPU)
     optimizer = optim.build(net, TINY)
     before = {name: t.shape for name, t in optim.state_tensors(net, optimizer).items()}

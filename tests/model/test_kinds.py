@@ -1,4 +1,4 @@
-"""Whole runs of each kind of model: it learns, and neither worlds nor kills change a bit."""
+"""Whole runs of each kind of model: it learns, and neither world size nor kills change a bit."""
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +12,7 @@ from gptddp.cli import cli
 from gptddp.run.history import history
 
 STEPS = 24
-# In SMALL's shape; documents are masked in one, and dropped out in the other.
+# In SMALL's shape; one has a document mask, the other windows and dropout.
 KINDS = {
     "modern-tiny": ["--kv-heads", "1", "--mask", "document"],
     "autoresearch": ["--windows", "SL", "--dropout", "0.1"],
@@ -22,7 +22,7 @@ REST = ["--lr", "1e-2", "--steps", str(STEPS), "--eval-every", "8", "--keep-ever
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request, corpus, tmp_path_factory):
-    """The flags of a kind of model, and a run of it in one process."""
+    """The flags of a kind of model, and its run in one process."""
     flags = [*SMALL, "--data", str(corpus), "--preset", request.param, *KINDS[request.param], *REST]
     folder = tmp_path_factory.mktemp(request.param) / "run"
     train(1, *flags, "--run-dir", str(folder))
@@ -30,15 +30,15 @@ def kind(request, corpus, tmp_path_factory):
 
 
 def test_it_learns(kind):
-    """The loss on text that it has not seen falls at each evaluation."""
+    """The validation loss falls at each evaluation."""
     losses = [line["val_loss"] for line in history(kind[1]) if "val_loss" in line]
     assert len(losses) == 3 and losses == sorted(losses, reverse=True)
     first, *_, last = history(kind[1])
     assert last["loss"] < first["loss"] - 0.7 and losses[-1] < losses[0] - 0.1
 
 
-def test_it_is_the_same_bits_at_another_world_size_and_after_a_kill(kind, forked, tmp_path):
-    """One process, killed in mid-run without a word; then three, to the end."""
+def test_it_has_the_same_bits_at_another_world_size_and_after_a_kill(kind, forked, tmp_path):
+    """One process is killed in the middle of the run; then three finish it."""
     (flags, undisturbed), world = kind, 3
     run = tmp_path / "run"
     process = forked(TRAIN, *flags, "--run-dir", str(run), "--checkpoint-every", "0")
@@ -53,8 +53,8 @@ def test_it_is_the_same_bits_at_another_world_size_and_after_a_kill(kind, forked
     check_same_bits(run, undisturbed)
 
 
-def test_it_is_sampled_from_and_exported_where_there_is_a_layout(kind):
-    """No layout has the parts of autoresearch: exit code 2, with what it would take."""
+def test_it_can_be_sampled_and_exported_if_transformers_has_the_kind(kind):
+    """transformers lacks the parts of autoresearch: exit code 2, with the required fields."""
     flags, run = kind[0], str(kind[1])
     sampled = CliRunner().invoke(cli, ["sample", run, "--tokens", "40"])  # beyond a row's 32
     assert sampled.exit_code == 0 and sampled.output.strip()

@@ -18,7 +18,7 @@ MASKED = with_preset(
 
 
 def packed(how: str):
-    """Rows of a few documents, some cut, the last row with padding."""
+    """Rows with a few documents, some of them cut; the last row has padding."""
     rng = np.random.default_rng(1)
     documents = [rng.integers(0, 250, n).astype(np.uint16) for n in (20, 130, 7, 1, 33, 60, 12)]
     return pack(documents, Bytes.bos, T, np.uint16, how)
@@ -32,7 +32,7 @@ def logits_of(net, rows, config=MASKED) -> np.ndarray:
 
 @pytest.mark.parametrize("how", IDS)
 def test_a_document_in_a_row_has_the_logits_of_the_document_alone(how):
-    """In fp32, position for position, for every piece of every row."""
+    """They are equal in fp32 at every position, for every piece of every row."""
     net, rows = build(MASKED, 257, CPU).eval(), packed(how)
     logits = logits_of(net, rows)
     segments, _ = documents_of(rows.tokens, rows.valid, Bytes.bos)

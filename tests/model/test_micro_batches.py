@@ -1,4 +1,4 @@
-"""Rows on their way to the model: in slots, and hashed again in one step of ten."""
+"""Rows are passed to the model in slots, and hashed again in one of ten steps."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def parts(batch, step=LOOK_EVERY):
 
 
 def test_a_slot_is_the_rows_of_a_lane_in_parts_of_a_fixed_shape(batch):
-    """Three rows are two and one, and every slot and the step have an end."""
+    """Three rows become two and one; the end of each slot and of the step is marked."""
     found = parts(batch)
     assert [(it.slot, it.number, len(it.x)) for it in found] == [
         (slot, number, size) for slot in range(LANES) for number, size in ((0, 2), (1, 1))
@@ -34,7 +34,7 @@ def test_a_slot_is_the_rows_of_a_lane_in_parts_of_a_fixed_shape(batch):
 
 
 def test_no_two_parts_of_a_run_have_the_same_dropout(batch):
-    """Its seed is that of the step, the slot and the part, whoever computes them."""
+    """The seed depends on the step, the slot and the part, not on the rank."""
     seeds = [it.seed(C, step) for step in range(20) for it in parts(batch, step)]
     assert len(set(seeds)) == len(seeds)
     later = of_step(batch, 3, 5, C, torch.device("cpu"))  # as a rank whose first slot is 5
@@ -43,9 +43,9 @@ def test_no_two_parts_of_a_run_have_the_same_dropout(batch):
 
 
 @pytest.mark.parametrize("what", ["input", "target", "order"])
-def test_rows_that_are_not_those_that_were_packed_end_the_life(batch, what):
-    """One token, one target that counts no more, two rows that change places: in a step that looks
-    at them; in others nothing is seen."""
+def test_rows_that_differ_from_the_packed_rows_end_the_life(batch, what):
+    """A changed token, an invalidated target or two swapped rows are noticed in a step that hashes
+    its rows, and not in other steps."""
     parts(batch)
     if what == "input":
         batch.tokens[7, 3] += 1

@@ -1,4 +1,4 @@
-"""Muon: its updates, which parameters get it, and who makes what in a world of any size."""
+"""Muon: its updates, its parameters, and the division of the work in a world of any size."""
 
 import dataclasses
 import math
@@ -21,9 +21,9 @@ RECIPE = with_preset(dataclasses.replace(SMALL, optimizer="autoresearch"), accel
 
 @pytest.mark.parametrize("shape", [(64, 64), (96, 32), (32, 96), (1, 7), (7, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_update_is_the_polar_factor_as_near_as_the_iterations_come(shape, dtype):
-    """Against float64 SVD: the same singular vectors, and values of 0.86 to 1.14 where those of the
-    matrix are at least 1/1000 of its norm, here over three decades."""
+def test_an_update_approximates_the_polar_factor(shape, dtype):
+    """Against float64 SVD: the same singular vectors, and singular values of 0.86 to 1.14 if those
+    of the matrix are at least 1/1000 of its norm, here over three decades."""
     torch.manual_seed(sum(shape))
     u, _, v = torch.linalg.svd(torch.randn(shape, dtype=torch.float64), full_matrices=False)
     values = torch.logspace(0, -2.5, min(shape), dtype=torch.float64)
@@ -36,21 +36,21 @@ def test_an_update_is_the_polar_factor_as_near_as_the_iterations_come(shape, dty
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_smaller_a_gradient_the_smaller_its_update_down_to_none(dtype):
-    """Of any size that fp32 has, where its squares are 0 too: never NaN, and never larger than that
-    of a common gradient; below 1e-21 less than a tenth of it."""
+def test_a_tiny_gradient_has_a_tiny_update(dtype):
+    """At any magnitude of fp32, also if squares are 0, an update is not NaN and not larger than for
+    a common gradient; below 1e-21 it is less than a tenth of that."""
     torch.manual_seed(4)
     assert orthogonal(torch.zeros(4, 6), dtype).abs().max() == 0  # and not NaN
     g = torch.randn(48, 16)
     common = orthogonal(g, dtype).norm().item()
     for power in range(-45, 16):
         found = orthogonal(g * 10.0**power, dtype).norm().item()
-        assert found < (0.1 if power < -21 else 1.1) * common  # NaN is in no order
+        assert found < (0.1 if power < -21 else 1.1) * common  # false for NaN
 
 
 def test_one_step_by_its_definition():
-    """Momentum, Nesterov, an orthogonal matrix for each of queries, keys and values, of the size of
-    AdamW's updates, and the decay: in float64 with an SVD, to the accuracy of the iterations."""
+    """Momentum, Nesterov, orthogonal matrices for queries, keys and values, scaled like AdamW's
+    updates, and decay, compared with float64 and an SVD, to the accuracy of the iterations."""
     net = build(MUON, 100, CPU)
     optimizer = optim.build(net, MUON)
     lr = optimizer.set_lr(dataclasses.replace(MUON, warmup_steps=0), Progress())
@@ -77,7 +77,7 @@ def test_one_step_by_its_definition():
 
 @pytest.mark.parametrize("c", [MUON, RECIPE], ids=["muon", "autoresearch"])
 def test_every_parameter_is_in_one_group(c):
-    """The matrices of the blocks are Muon's, and all others AdamW's."""
+    """Muon has the matrices of the blocks, AdamW all other parameters."""
     net = build(c, 100, CPU)
     *adamw, muon = optim.build(net, c).param_groups
     every = [p for group in (*adamw, muon) for p in group["params"]]
@@ -89,8 +89,8 @@ def test_every_parameter_is_in_one_group(c):
     assert vectors <= plain if c is RECIPE else vectors == plain
 
 
-def test_decay_ends_with_whichever_budget_ends_the_run():
-    """Half of it is left after half of the tokens, or of the time."""
+def test_decay_ends_with_the_budget_that_ends_the_run():
+    """After half of the tokens, or of the time, half of the decay remains."""
     optimizer = optim.build(build(RECIPE, 100, CPU), RECIPE)
     for budget in ({"max_tokens": 6400}, {"max_time": 50.0}):
         c = dataclasses.replace(RECIPE, steps=10**6, **budget)
@@ -98,8 +98,8 @@ def test_decay_ends_with_whichever_budget_ends_the_run():
         assert optimizer.param_groups[-1]["weight_decay"] == pytest.approx(0.1)
 
 
-def test_prepare_changes_nothing_that_a_run_keeps():
-    """Neither parameters nor momentum nor moments; only `step` does."""
+def test_prepare_changes_no_state():
+    """Only `step` changes parameters, momentum and moments."""
     for c in (MUON, RECIPE):
         net = build(c, 100, CPU)
         optimizer = optim.build(net, c)
@@ -113,8 +113,8 @@ def test_prepare_changes_nothing_that_a_run_keeps():
         assert not any(torch.equal(t, before[name]) for name, t in tensors.items())
 
 
-def test_the_work_is_shared_out_evenly_and_by_the_world_size_alone():
-    """No rank has more than twice its part; of the matrices of `tiny`, a third more at most."""
+def test_the_work_is_divided_evenly_and_only_by_the_world_size():
+    """No rank has more than twice the optimum; for `tiny`, at most a third more than the mean."""
     rng = random.Random(3)
     for world_size in range(1, 20):
         costs = [cost(rng.choice((64, 128, 512)), 128) for _ in range(rng.randint(1, 40))]

@@ -1,6 +1,6 @@
-"""What the parts of a model promise.
+"""Properties of the parts of a model.
 
-Their arithmetic is in formulas of whole models: `test_recipe.py` here, `test_llama.py` and
+Formulas of whole models check their arithmetic: `test_recipe.py` here, `test_llama.py` and
 `test_export.py` elsewhere.
 """
 
@@ -26,7 +26,7 @@ def config(preset: str, **fields: Any) -> Config:
 
 
 def model(preset: str, **fields: Any) -> GPT:
-    """With no parameter left at 0, where a part would do nothing, and larger than it begins."""
+    """A model with larger initial parameters, none of them 0, so that every part has an effect."""
     net = build(config(preset, **fields), VOCAB, CPU)
     generator = torch.Generator().manual_seed(5)
     for name, p in net.named_parameters():
@@ -39,12 +39,12 @@ def tokens(rows: int = 2, n: int = T) -> torch.Tensor:
     return torch.randint(0, VOCAB, (rows, n), generator=torch.Generator().manual_seed(2))
 
 
-# -- what a token sees -----------------------------------------------------------------------------
+# -- visible tokens --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preset", NEW)
 def test_documents_in_a_row_have_the_logits_of_each_alone(preset):
-    """With rotary positions, windows and value embeddings: three documents, one after the other."""
+    """With rotary positions, windows and value embeddings, for three consecutive documents."""
     net, x = model(preset, windows="SSL", mask="document"), tokens(1)
     lengths = (9, 14, 1)
     positions = torch.cat([torch.arange(n) for n in lengths])[None]
@@ -63,8 +63,8 @@ def test_documents_in_a_row_have_the_logits_of_each_alone(preset):
     ("n", "softcap"), [(1, 0.0), (511, 0.0), (512, 0.0), (1300, 0.0), (1300, 2.0), (1300, 15.0)]
 )
 def test_the_chunked_loss_is_the_plain_formula(n, softcap):
-    """Loss and both gradients in fp32 against autograd in float64, padding and chunks included; 0
-    and not NaN where no target counts, as with a single row here."""
+    """Loss and both gradients in fp32 against autograd in float64, with padding and chunks. Without
+    any valid target, as with a single row here, they are 0 and not NaN."""
     generator = torch.Generator().manual_seed(1)
     h, w = (torch.randn(rows, 24, generator=generator) for rows in (n, 70))
     y = torch.randint(0, 70, (n,), generator=generator)
@@ -87,7 +87,7 @@ def test_the_chunked_loss_is_the_plain_formula(n, softcap):
 
 @pytest.mark.parametrize("preset", NEW)
 def test_training_evaluation_and_sampling_have_the_same_loss(preset):
-    """`forward` with targets, `nats`, and the logits of `hidden`, of which a sampler takes one."""
+    """`forward` with targets, `nats`, and the logits of `hidden` give the same loss."""
     net, x = model(preset), tokens()
     y = x.roll(-1, 1)
     logits = net.logits(net.hidden(x))
@@ -113,7 +113,7 @@ def test_training_evaluation_and_sampling_have_the_same_loss(preset):
     ],
 )  # fmt: skip
 def test_every_parameter_gets_a_gradient_and_has_a_role(fields):
-    """Of any mixture of options: DDP waits for all of them. None but zeros stay without effect."""
+    """For any combination of options: DDP waits for the gradients of all parameters."""
     c = config(**fields)
     net = build(c, VOCAB, CPU)
     net(tokens(), tokens()).backward()
@@ -139,8 +139,8 @@ def test_every_parameter_gets_a_gradient_and_has_a_role(fields):
     assert shape.n_params(c, VOCAB) == net.n_params() - inexact - gates
 
 
-def test_what_the_matrices_of_one_parameter_are():
-    """Queries, keys and values; the gate of SwiGLU and what it lets through."""
+def test_stacked_matrices_of_a_parameter():
+    """Queries, keys and values; the gate of SwiGLU and the gated part."""
     net = build(config("modern-tiny", kv_heads=2), VOCAB, CPU)
     assert net.stacked("blocks.0.attn.qkv.weight") == (32, 16, 16)
     assert net.stacked("blocks.0.fc.weight") == (128, 128)
@@ -148,8 +148,8 @@ def test_what_the_matrices_of_one_parameter_are():
 
 
 def test_the_presets_have_the_sizes_that_are_documented():
-    """50.3 M as the research trainer reports at depth 8 with its 8192 tokens; 114 M and 0.8 M; that
-    of `gpt2` is the published one (its 50257 tokens are padded to a multiple of 64)."""
+    """50.3 M, as autoresearch reports at depth 8 with 8192 tokens; 114 M and 0.8 M; `gpt2` has the
+    published size (with its 50257 tokens padded to a multiple of 64)."""
     with torch.device("meta"):
         published = with_preset(Config(preset="gpt2"), accelerator=True)
         assert GPT(published, 50257).n_params() == 124_439_808 + 47 * 768

@@ -1,4 +1,4 @@
-"""The whole of preset `autoresearch` against plain formulas: its model, and its training."""
+"""Model and training of the preset `autoresearch` against plain formulas."""
 
 import dataclasses
 import math
@@ -27,7 +27,7 @@ def rms(x: Tensor) -> Tensor:
 
 
 def turned(x: Tensor) -> Tensor:
-    """x (rows, T, heads, size): channels i and i + size / 2 as complex numbers, by their angle."""
+    """x (rows, T, heads, size): rotate channels i and i + size / 2 as complex numbers."""
     half = x.shape[-1] // 2
     angles = torch.outer(
         torch.arange(T).double(), 10_000.0 ** -(torch.arange(half).double() / half)
@@ -37,7 +37,7 @@ def turned(x: Tensor) -> Tensor:
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """Each (rows, T, heads, size), of k and v fewer heads; a head after the other."""
+    """q, k, v (rows, T, heads, size), with fewer heads in k and v; one head after the other."""
     distance = torch.arange(T)[:, None] - torch.arange(T)
     unseen, each = (distance < 0) | (distance > window), q.shape[2] // k.shape[2]
     out = []
@@ -49,7 +49,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 
 
 def formula(p: dict[str, Tensor], c: Config, x: Tensor) -> Tensor:
-    """The logits, of weights in float64."""
+    """The logits, from weights in float64."""
     size = c.n_embd // c.n_head
     h = first = rms(p["wte.weight"][x])
     for i in range(c.n_layer):
@@ -74,7 +74,7 @@ def test_the_model_is_its_formula(n_head, kv_heads, n_layer, attention):
     """Logits, loss and the gradient of each parameter, against float64 and autograd."""
     c = dataclasses.replace(config(n_head, kv_heads, n_layer), attention=attention)
     net, generator = build(c, VOCAB, CPU), torch.Generator().manual_seed(6)
-    for p in net.parameters():  # none is 0, and no lambda is another's
+    for p in net.parameters():  # no parameter is 0, and all lambdas differ
         p.data.copy_(torch.randn(p.shape, generator=generator) * (0.2 if p.dim() > 1 else 1.0))
     plain = {n: p.detach().double().requires_grad_() for n, p in net.named_parameters()}
     x, y = torch.randint(0, VOCAB, (2, 3, T), generator=generator)
@@ -112,7 +112,7 @@ def test_the_first_weights_have_the_sizes_of_the_trainer():
 
 
 class Adam:
-    """As published, in float64."""
+    """Adam as published, in float64."""
 
     def __init__(self, rate: float, betas: tuple[float, float]) -> None:
         self.rate, self.betas, self.step, self.m, self.v = rate, betas, 0, 0.0, 0.0
@@ -127,7 +127,7 @@ class Adam:
 
 
 class NorMuon:
-    """One matrix, with the update that our iterations make of its momentum, rounded to bf16."""
+    """One matrix. Its update comes from our iterations on its momentum, rounded to bf16."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.momentum, self.variance, self.step = torch.zeros(shape), 0.0, 0
@@ -157,9 +157,9 @@ def rule(name: str, shape: tuple[int, int]) -> Adam | NorMuon:
 
 
 def test_training_is_its_formula():
-    """Forty steps, in whose second half the rates go down: each parameter after each of them.
+    """Compares each parameter after each of forty steps; in the second half the rates fall.
 
-    The gradients are given, so that no error is amplified; they are of many sizes.
+    The gradients are given, so that no error is amplified; they have many magnitudes.
     """
     steps = 40
     c = config(4, 2, 2, steps)

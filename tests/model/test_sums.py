@@ -1,4 +1,4 @@
-"""Exact sums of gradients: grids that fit, numbers that are none, and how exact they are."""
+"""Exact sums of gradients: grids that fit, non-finite numbers, and accuracy."""
 
 import math
 from types import SimpleNamespace
@@ -21,9 +21,9 @@ def world(train_here):
 
 
 def summed(world, gradients, exponents=None, kind=ExactSums, targets=1, bias=False):
-    """(gradient of the step, passes, the sums), of slots with these gradients, (slots, n).
+    """(gradient of the step, passes, the sums) for these gradients of the slots, (slots, n).
 
-    bias: a second tensor, whose gradient is 1 in each slot.
+    bias: add a second tensor, with the gradient 1 in each slot.
     """
     net = nn.Linear(gradients.shape[1], 1, bias=bias)
     ddp = DDP(net, gradient_as_bucket_view=True)
@@ -35,7 +35,7 @@ def summed(world, gradients, exponents=None, kind=ExactSums, targets=1, bias=Fal
 
 
 def step(ddp, sums, gradients, targets=1):
-    """Passes that it took."""
+    """Do a step; return the number of passes."""
     factor, passes, done = sums.begin(targets), 0, None
     while done is None:
         passes += 1
@@ -64,8 +64,8 @@ def normal(n=1000, scale=1.0):
 
 
 def test_the_order_of_the_slots_changes_no_bit(world):
-    """Nor where the sum is much smaller than what is summed: of float64 too the last bits would
-    come to depend on the order. Fast sums differ."""
+    """Also if the sum is much smaller than the addends, where the last bits of a float64 sum would
+    depend on the order. Fast sums differ."""
     gradients = normal(scale=2.0**-36)
     gradients[1] = normal()[0]
     gradients[0] = -gradients[1]
@@ -77,8 +77,8 @@ def test_the_order_of_the_slots_changes_no_bit(world):
 
 
 @pytest.mark.parametrize("place", [3, 50, 999])
-def test_a_tensor_that_is_summed_in_parts_has_the_bits_of_a_whole_one(world, monkeypatch, place):
-    """And its grid follows from its largest gradient, in whichever part that is."""
+def test_a_tensor_that_is_summed_in_chunks_has_the_same_bits(world, monkeypatch, place):
+    """Its grid follows from its largest gradient, whichever chunk has it."""
     gradients = normal()
     gradients[4, place] = -100
     wanted, _, whole = summed(world, gradients)
@@ -92,7 +92,7 @@ def test_a_tensor_that_is_summed_in_parts_has_the_bits_of_a_whole_one(world, mon
 
 @pytest.mark.parametrize("scale", [1.0, 1e-12, 1e12])
 def test_the_error_is_no_larger_than_that_of_a_fast_sum(world, scale):
-    """Against the sum in float64, divided by the number of targets once, whatever the magnitude."""
+    """Compared with the sum in float64, divided by the number of targets, at several magnitudes."""
     gradients = normal(scale=scale)
     exact = gradients.double().sum(0) / 777
     errors = [
@@ -104,7 +104,7 @@ def test_the_error_is_no_larger_than_that_of_a_fast_sum(world, scale):
 
 
 def test_no_grid_that_is_kept_is_too_coarse(world):
-    """Where one number is much larger than the others, and all were larger in the step before."""
+    """If one number is much larger than the others, and all were larger in the previous step."""
     gradients = normal()
     gradients[:, 0] *= 1000
     exact = gradients.double().sum(0)
@@ -119,8 +119,8 @@ def test_no_grid_that_is_kept_is_too_coarse(world):
 
 
 def test_no_grid_that_is_kept_is_too_fine(world):
-    """Where all were smaller in the step before, and the large ones of this cancel each other: no
-    sum on the way is beyond 2**53."""
+    """If all were smaller in the previous step, and the large numbers of this step cancel each
+    other, no partial sum is beyond 2**53."""
     large, small = torch.ones(5, 1000), normal(scale=2.0**-45)[:2]
     gradients, other = torch.cat([large, small, -large]), torch.cat([large, -large, small])
     _, _, sums = summed(world, gradients)
@@ -132,8 +132,8 @@ def test_no_grid_that_is_kept_is_too_fine(world):
     assert kept == 8
 
 
-def test_a_tensor_for_which_no_grid_is_fine_enough_has_no_step_done_again(world):
-    """Its grid is the finest that there is: it does not matter that another tensor's changes."""
+def test_a_tensor_that_no_grid_fits_does_not_repeat_steps(world):
+    """Its grid is the finest one, and does not change when another tensor's grid does."""
     gradients = normal(scale=2.0**-90)
     _, passes, sums = summed(world, gradients, bias=True)
     sums.settle()
@@ -144,7 +144,7 @@ def test_a_tensor_for_which_no_grid_is_fine_enough_has_no_step_done_again(world)
 
 
 @pytest.mark.parametrize("exponents", [0, -60, 20, 60, 90])
-def test_a_grid_that_does_not_fit_is_made_anew(world, exponents):
+def test_a_grid_that_does_not_fit_is_replaced(world, exponents):
     """Too coarse or too fine: the step is done twice, and the sum is that of a grid that fits."""
     gradients = normal()
     wanted, _, sums = summed(world, gradients)
@@ -152,14 +152,14 @@ def test_a_grid_that_does_not_fit_is_made_anew(world, exponents):
     fitting = int(sums.tensors()["sums.exponents"])
     again, passes, lost = summed(world, gradients, exponents)
     assert passes == 2 and torch.equal(again, wanted)
-    assert int(lost.tensors()["sums.exponents"]) == exponents  # whoever is lost now hands these on
+    assert int(lost.tensors()["sums.exponents"]) == exponents  # unchanged until `settle`
     same, passes, _ = summed(world, gradients, fitting)
     assert passes == 1 and torch.equal(same, wanted)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_gradient_that_is_no_number_reaches_the_sum(world, value):
-    """It is not done again, the grids stay as they were, and the step can be skipped."""
+def test_a_gradient_that_is_not_finite_reaches_the_sum(world, value):
+    """The step is not repeated, the grids stay, and the trainer can skip the step."""
     gradients = normal()
     gradients[5, 7] = value
     found, passes, sums = summed(world, gradients, 30)
@@ -168,18 +168,18 @@ def test_a_gradient_that_is_no_number_reaches_the_sum(world, value):
     assert int(sums.tensors()["sums.exponents"]) == 30
 
 
-def test_a_tensor_without_gradients_is_no_reason_to_do_a_step_again_for_ever(world):
-    """All zeros fit every grid."""
+def test_a_tensor_of_zero_gradients_does_not_repeat_steps(world):
+    """Zeros fit every grid."""
     found, passes, _ = summed(world, torch.zeros(SLOTS, 5))
     assert passes == 1 and not found.any()
 
 
 @pytest.mark.parametrize("kind", [ExactSums, FastSums])
 @pytest.mark.parametrize("at_once", [False, True])
-def test_a_reduction_that_fails_ends_the_step_and_leaves_nothing_to_the_next(
+def test_a_reduction_that_fails_ends_the_step_without_traces_in_the_next(
     world, monkeypatch, kind, at_once
 ):
-    """The backward pass comes to its end, the step does not; done again, it has the same bits."""
+    """The backward pass is completed, the step is not; done again, it has the same bits."""
     net = nn.Linear(1000, 1, bias=False)
     ddp = DDP(net, gradient_as_bucket_view=True)
     sums, gradients = kind(ddp, SLOTS, world), normal()
@@ -208,8 +208,8 @@ def test_a_reduction_that_fails_ends_the_step_and_leaves_nothing_to_the_next(
 
 
 @pytest.mark.parametrize("kind", [ExactSums, FastSums])
-def test_all_reductions_of_a_pass_are_over_before_it_fails(world, monkeypatch, kind):
-    """One that still goes on would write into the gradients of the step that is begun again."""
+def test_all_reductions_of_a_pass_end_before_it_fails(world, monkeypatch, kind):
+    """A reduction that still runs would write into the gradients of the repeated step."""
     net = nn.Linear(1000, 1)
     ddp = DDP(net, gradient_as_bucket_view=True, bucket_cap_mb=1e-6)
     sums, works, over = kind(ddp, SLOTS, world), [], []

@@ -1,4 +1,4 @@
-"""`gptddp prepare`: what comes out, and the same again."""
+"""`gptddp prepare`: its output, and its reproducibility."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from gptddp.prepare.shard_writer import ShardWriter
 
 
 def test_every_document_is_in_one_split(books: Path, tmp_path: Path) -> None:
-    """Train and validation together hold each document once, with the counts that are recorded."""
+    """Train and validation together hold each document once; the recorded counts are right."""
     dataset = prepare([books], tmp_path / "out", BYTES)
     assert all_texts(dataset) == sorted(p.read_text("utf-8") for p in books.rglob("*.txt"))
     assert len(texts(dataset, "val")) == 1
@@ -32,8 +32,8 @@ def test_every_document_is_in_one_split(books: Path, tmp_path: Path) -> None:
             assert group.text_bytes == sum(len(t.encode()) for t in dataset.read(group))
 
 
-def test_command_prints_a_summary_and_what_is_next(books: Path, tmp_path: Path) -> None:
-    """The result is on stdout, with the command to type next; notes are on stderr."""
+def test_command_prints_a_summary_and_the_next_command(books: Path, tmp_path: Path) -> None:
+    """The result is on stdout, with the next command to type; notes are on stderr."""
     out = tmp_path / "new" / "out"
     result = run(books, "--out", out)
     assert result.exit_code == 0, result.output
@@ -44,8 +44,8 @@ def test_command_prints_a_summary_and_what_is_next(books: Path, tmp_path: Path) 
 
 
 def test_tokenizer_and_its_figures(books: Path, tmp_path: Path) -> None:
-    """The trained tokenizer is the dataset's, and the entropy is that of the validation split; one
-    that is given with --tokenizer is copied."""
+    """The trained tokenizer is the dataset's, and the entropy is that of the validation split; a
+    tokenizer given with --tokenizer is copied."""
     dataset = prepare([books], tmp_path / "out", Settings(vocab_size=280, val_fraction=0.2))
     tokenizer, about = dataset.tokenizer(), dataset.manifest["splits"]["val"]
     ids = np.concatenate([tokenizer.encoder()(text) for text in texts(dataset, "val")])
@@ -64,7 +64,7 @@ def test_tokenizer_and_its_figures(books: Path, tmp_path: Path) -> None:
 
 
 def test_shards_are_written_for_lanes(tmp_path: Path) -> None:
-    """Row groups hold documents / 192 rows, at most 1024; zstd, checksums, no dictionary."""
+    """Row groups have documents / 192 rows, at most 1024; zstd, checksums, no dictionary."""
     lines = tmp_path / "many.jsonl"
     lines.write_text("".join(f'{{"text": "document {n}"}}\n' for n in range(2000)), "utf-8")
     dataset = prepare([lines], tmp_path / "out", BYTES)
@@ -80,7 +80,7 @@ def test_shards_are_written_for_lanes(tmp_path: Path) -> None:
 def test_large_row_groups_and_shards_are_cut_by_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row group ends before its limit of text bytes, and a shard after its own."""
+    """A row group ends before its limit of text bytes, a shard after its limit."""
     monkeypatch.setattr(shard_writer, "_ROW_GROUP_BYTES", 1000)
     monkeypatch.setattr(shard_writer, "_SHARD_BYTES", 3000)
     with ShardWriter(tmp_path, "train", 1024, byte_tokenizer()) as writer:
@@ -93,8 +93,8 @@ def test_large_row_groups_and_shards_are_cut_by_bytes(
     assert about["documents"] == 21 and about["text_bytes"] == 10_000
 
 
-def test_order_follows_content_and_seed_only(books: Path, tmp_path: Path) -> None:
-    """Other names, folders and formats give the same shards; another seed gives other ones."""
+def test_order_depends_only_on_content_and_seed(books: Path, tmp_path: Path) -> None:
+    """Other names, folders and formats give the same shards; another seed gives other shards."""
     renamed = tmp_path / "renamed.jsonl"
     documents = [path.read_text("utf-8") for path in sorted(books.rglob("*.txt"), reverse=True)]
     renamed.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
@@ -106,8 +106,8 @@ def test_order_follows_content_and_seed_only(books: Path, tmp_path: Path) -> Non
     assert all_texts(one) == all_texts(three) and texts(one, "train") != texts(three, "train")
 
 
-def test_prepared_is_prepared(books: Path, tmp_path: Path) -> None:
-    """The same command again does nothing; other settings or sources are refused, with the diff."""
+def test_a_prepared_folder_is_not_changed(books: Path, tmp_path: Path) -> None:
+    """The same command does nothing; other settings or sources are refused, with differences."""
     out = tmp_path / "out"
     assert run(books, "--out", out, "--vocab-size", 300).exit_code == 0
     before = contents(out)
@@ -126,8 +126,8 @@ def test_default_vocabulary_follows_the_text() -> None:
     assert [default_vocab_size(n) for n in (10**6, 10**8, 10**10)] == [2048, 4096, 32768]
 
 
-def test_a_long_phase_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line where it begins, and one every ten seconds; what is said between counts."""
+def test_a_long_phase_reports_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It prints a line at its start, and one every ten seconds; other lines delay the next one."""
     now, stream = iter(range(0, 100, 6)), io.StringIO()
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     said = Phases(stream)

@@ -1,4 +1,4 @@
-"""`gptddp prepare --on-bad`: records that cannot be used."""
+"""`gptddp prepare --max-bad`: records that cannot be used."""
 
 import errno
 import gzip
@@ -20,7 +20,7 @@ BAD = ["not json", '["a"]', '{"body": "b"}', '{"text": 5}', '{"text": "cut']
 
 @pytest.fixture
 def lines(tmp_path: Path) -> Path:
-    """JSON lines, every tenth of them bad, and the last one cut."""
+    """JSON lines: every tenth is bad, and the last one is cut."""
     path = tmp_path / "x.jsonl"
     rows = [json.dumps({"text": f"number {n}"}) for n in range(45)]
     for number, bad in enumerate(BAD, 1):
@@ -36,11 +36,11 @@ def listed(out: Path) -> list[dict]:
 def test_a_bad_record_ends_it_and_finished_files_are_kept(
     lines: Path, books: Path, tmp_path: Path
 ) -> None:
-    """File, line, reason and fix; the same command goes on behind the files that are done."""
+    """The message has file, line, reason and fix; the same command continues after these files."""
     out = tmp_path / "out"
     result = run(books, lines, "--out", out, "--tokenizer", "bytes")
     refused(result, "x.jsonl:10: not valid JSON", "mend or remove the line", "higher --max-bad")
-    assert f"40 files that have been read are kept in {out}/.prepare" in result.stderr
+    assert f"40 files have been read and are kept in {out}/.prepare" in result.stderr
     lines.write_text("\n".join(row for row in lines.read_text().splitlines() if row not in BAD))
     result = run(books, lines, "--out", out, "--tokenizer", "bytes")
     assert result.exit_code == 0 and "reading 1 files (40 have been read before)" in result.stderr
@@ -49,7 +49,7 @@ def test_a_bad_record_ends_it_and_finished_files_are_kept(
 
 
 def test_skipped_records_are_listed_and_counted(lines: Path, tmp_path: Path) -> None:
-    """Each with file, line and reason, in a file of the dataset."""
+    """A file of the dataset has each of them with file, line and reason."""
     out = tmp_path / "out"
     result = run(lines, "--max-bad", 100, "--out", out, "--tokenizer", "bytes")
     assert result.exit_code == 0, result.output
@@ -62,19 +62,19 @@ def test_skipped_records_are_listed_and_counted(lines: Path, tmp_path: Path) -> 
         assert reason in bad["reason"]
     assert "bad         5 records, see bad.jsonl" in result.stdout
     again = run(lines, "--max-bad", 7, "--out", out, "--tokenizer", "bytes")
-    assert "already prepared" in again.stderr  # the limit decides nothing
+    assert "already prepared" in again.stderr  # the limit does not matter
     again = run(lines, "--out", out, "--tokenizer", "bytes")
-    refused(again, "made otherwise: --max-bad 100 -> 0")
+    refused(again, "other settings: --max-bad 100 -> 0")
 
 
 def test_the_limit_holds_for_all_files_together(lines: Path, books: Path, tmp_path: Path) -> None:
-    """One more than --max-bad ends it, with what to do; the list so far stays to be read. What was
-    skipped is not taken over where less may be skipped."""
+    """One more than --max-bad is an error with its fix; the list of the others can be read. With a
+    lower limit, earlier progress with more skipped records is not used."""
     out, other = tmp_path / "out", tmp_path / "y.jsonl"
     other.write_text("bad\n")
     args = [books, lines, other, "--tokenizer", "bytes", "--out", out]
     result = run(*args, "--max-bad", 5)
-    refused(result, "y.jsonl:1: not valid JSON", "higher --max-bad (as 5 others")
+    refused(result, "y.jsonl:1: not valid JSON", "higher --max-bad (5 others")
     assert len(listed(out / ".prepare")) == 5
     assert run(*args, "--max-bad", 6).exit_code == 0
     assert [Path(bad["file"]).name for bad in listed(out)] == ["x.jsonl"] * 5 + ["y.jsonl"]
@@ -86,9 +86,9 @@ def test_the_limit_holds_for_all_files_together(lines: Path, books: Path, tmp_pa
 
 
 def test_rows_and_damaged_files_are_records_too(tmp_path: Path) -> None:
-    """A row that is not UTF-8, and the rest of a file that is cut, compressed text too: one record
-    each."""
-    rows = pa.array([b"a", b"\xff", b"b"]).view(pa.string())  # of a writer that does not look
+    """A row that is not UTF-8, and the rest of a truncated file, compressed text included, count as
+    one record each."""
+    rows = pa.array([b"a", b"\xff", b"b"]).view(pa.string())  # as from a careless writer
     pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet")
     random.seed(0)
     text = b"".join(b'{"text": "%d"}\n' % random.getrandbits(8000) for _ in range(1000))
@@ -99,8 +99,8 @@ def test_rows_and_damaged_files_are_records_too(tmp_path: Path) -> None:
     (tmp_path / "d.txt.gz").write_bytes(gzip.compress(random.randbytes(10**6).hex().encode())[:-99])
     sources = sorted(tmp_path.iterdir())
     args = ["--tokenizer", "bytes", "--out", tmp_path / "out"]
-    for source in sources[1:]:  # each is refused by itself, too
-        refused(run(source, *args), f"{source.name}", "--exclude, or leave such records out with")
+    for source in sources[1:]:  # each alone is refused, too
+        refused(run(source, *args), f"{source.name}", "--exclude, or skip such records with")
     assert run(*sources, *args, "--max-bad", 100).exit_code == 0
     row, gz, parquet, txt = listed(tmp_path / "out")
     assert row["row"] == 2 and "column 'text' is not UTF-8" in row["reason"]
@@ -114,7 +114,7 @@ def test_rows_and_damaged_files_are_records_too(tmp_path: Path) -> None:
 def test_an_error_of_the_volume_is_no_bad_record(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may pass: the same sources would give another dataset the next time."""
+    """It may pass: the same sources would give another dataset next time."""
 
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -129,11 +129,11 @@ def test_an_error_of_the_volume_is_no_bad_record(
 
 
 def test_wrong_policies_are_refused(lines: Path, tmp_path: Path) -> None:
-    """A limit below zero; where all records are bad, that is why there is no document."""
+    """A limit below zero is refused; if all records are bad, the message says so."""
     out = tmp_path / "out"
     (tmp_path / "y.jsonl").write_text("bad\n" * 7)
     result = run(tmp_path / "y.jsonl", "--max-bad", 100, "--out", out)
     refused(result, "the sources hold 0 documents (dropped: 7 bad records)")
-    assert not out.exists()  # there is nothing to go on from
+    assert not out.exists()  # there is no progress to keep
     refused(run(lines, "--max-bad", -1, "--out", out), "a number from 0")
-    refused(run(lines, "--val-fraction", 0.6, "--out", out), "0.5 at most", "--val")
+    refused(run(lines, "--val-fraction", 0.6, "--out", out), "at most 0.5", "--val")

@@ -1,4 +1,4 @@
-"""`gptddp prepare`: sources that change while they are read, and how often each is opened."""
+"""`gptddp prepare`: sources that change while they are read."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ JSONL = "".join(json.dumps({"text": f"{n} " * 60}) + "\n" for n in range(5_000))
 
 
 class Meanwhile(Phases):
-    """Does something to the file that is being read, when its first document is through."""
+    """Calls `act` while a file is read, after its first document."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Meanwhile(Phases):
         self.reading = what.startswith("reading")
 
     def advance(self, units: int) -> None:
-        if self.reading and units > 100 and self._act:  # of the large file
+        if self.reading and units > 100 and self._act:  # in the large file
             self._act()
             self._act = None
 
@@ -52,7 +52,7 @@ def overwrite(data: bytes) -> Callable[[Path], object]:
         ("z.txt", 10**6, lambda path: os.truncate(path, 500_000)),
         ("z.txt", 10**6, lambda path: os.truncate(path, 500_001)),
         ("z.txt", 10**6, overwrite(b"\0")),
-        ("z.txt", 10**6, overwrite(b"\xbf")),  # no byte begins a character
+        ("z.txt", 10**6, overwrite(b"\xbf")),  # no byte starts a character
         ("z.txt", 10**6, lambda path: os.utime(path, ns=(1, 1))),
         ("z.jsonl", 10**6, append(b'{"text": "half a li')),
         ("z.jsonl", 0, append(b'{"text": "half a li')),
@@ -65,9 +65,9 @@ def overwrite(data: bytes) -> Callable[[Path], object]:
 def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, name: str, max_bad: int, change: Callable[[Path], object]
 ) -> None:
-    """Whatever becomes of it: no half of it is taken, no bad record counted, and it is said.
+    """However it changes, no part of it is used, no bad record is counted, and the error says so.
 
-    The files before it are kept, and the same command makes the dataset of the file as it is.
+    Earlier files are kept, and the same command then uses the present content of the file.
     """
     folder, out = tmp_path / "sources", tmp_path / "out"
     folder.mkdir()
@@ -89,8 +89,8 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_a_file_that_goes_while_it_is_read_is_named(tmp_path: Path) -> None:
-    """It could be read to its end; the dataset would be of a file that nobody has."""
+def test_a_file_that_is_removed_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    """It could be read to its end, but the dataset could not be made again."""
     (tmp_path / "b.txt").write_text("b")
     (tmp_path / "z.txt").write_text(TEXT)
     phases = Meanwhile((tmp_path / "z.txt").unlink)

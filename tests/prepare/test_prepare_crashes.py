@@ -1,4 +1,4 @@
-"""`gptddp prepare`: what a kill, a full disk or a second process leaves behind."""
+"""`gptddp prepare` after a kill, with a full disk, and beside a second process."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from gptddp.prepare.shard_writer import ShardWriter
 
 
 def test_two_at_once(books: Path, tmp_path: Path) -> None:
-    """A second process is told that the folder is in use and does not disturb the first."""
+    """A second process reports that the folder is in use, and does not disturb the first."""
     out = tmp_path / "out"
     with output.building(out) as scratch:
         result = child(f"prepare([{str(books)!r}], {str(out)!r}, Settings())")
@@ -28,7 +28,7 @@ def test_two_at_once(books: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """Two megabytes that do not compress."""
+    """Two megabytes of incompressible text."""
     random = np.random.RandomState(0)
     lines = (json.dumps({"text": random.bytes(500).hex()}) + "\n" for _ in range(2000))
     (tmp_path / "large.jsonl").write_text("".join(lines))
@@ -37,7 +37,7 @@ def large(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("limit_bytes", [10_000, 100_000, 600_000])
 def test_a_full_disk_is_one_message(large: Path, tmp_path: Path, limit_bytes: int) -> None:
-    """A file that cannot grow, in the shuffle or in a shard, ends it cleanly with exit code 2."""
+    """If a file cannot grow, in the shuffle or in a shard, it ends cleanly with exit code 2."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
@@ -59,11 +59,11 @@ def test_a_full_disk_is_one_message(large: Path, tmp_path: Path, limit_bytes: in
         (ShardWriter, "_close_file", KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_what_ends_early_leaves_nothing(
+def test_an_early_end_leaves_no_folders(
     books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner, name, error, code, words
 ) -> None:
-    """Where not even the lock file can be made, and after Ctrl-C in the middle of the shards: the
-    folders that were just made go away."""
+    """If the lock file cannot be made, or after Ctrl-C while shards are written, the new folders
+    are removed."""
 
     def fail(*_: object) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""`gptddp prepare`: a `.json` file is read by what is in it, and what is about data is no data."""
+"""`gptddp prepare`: the content of a `.json` file decides its form; descriptions are no data."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_lines_and_an_array_give_the_same_documents(tmp_path: Path, form: str) -> None:
-    """Whatever the file is called, and however the array is indented."""
+    """For any file name and any indentation of the array."""
     (tmp_path / "x.json").write_text(FORMS[form], "utf-8")
     (tmp_path / "y.json.gz").write_bytes(gzip.compress(FORMS[form].encode()))
     for name in ("x.json", "y.json.gz"):
@@ -35,7 +35,7 @@ def test_lines_and_an_array_give_the_same_documents(tmp_path: Path, form: str) -
 
 
 def test_one_object_is_a_document(tmp_path: Path) -> None:
-    """On a line or on several; an empty file has none."""
+    """The object may have one line or several; an empty file has no document."""
     (tmp_path / "a.json").write_text('{"text": "one line"}')
     (tmp_path / "b.json").write_text('{\n  "text": "several\\nlines"\n}\n')
     (tmp_path / "c.json").write_text("\n")
@@ -61,12 +61,12 @@ def test_one_object_is_a_document(tmp_path: Path) -> None:
 def test_other_json_is_refused_and_never_text(
     tmp_path: Path, books: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: list[str]
 ) -> None:
-    """The file, what it must be, and the fix; with --max-bad it is left out and listed."""
+    """The message has the file, the rule and the fix; with --max-bad it is skipped and listed."""
     if "over 1 GiB" in words[0]:
         monkeypatch.setattr(json_files, "_MAX_BYTES", 1000)
     (books / "x.json").write_bytes(content.encode("latin-1"))
     result = run(books, "--out", tmp_path / "out", "--tokenizer", "bytes")
-    refused(result, *words, "leave the file out with --exclude", "a .txt file")
+    refused(result, *words, "skip the file with --exclude", "to .txt")
     args = ["--tokenizer", "bytes", "--max-bad", 100, "--out", tmp_path / "skipped"]
     result = run(books, *args)
     assert result.exit_code == 0, result.output
@@ -76,8 +76,8 @@ def test_other_json_is_refused_and_never_text(
 
 
 @pytest.mark.parametrize("number", [0, 1, 25, 49])
-def test_a_bad_line_costs_no_other(tmp_path: Path, number: int) -> None:
-    """JSON lines with one bad line, be it the first, are known as such."""
+def test_a_bad_line_affects_no_other_line(tmp_path: Path, number: int) -> None:
+    """JSON lines with one bad line, even the first, are recognised."""
     rows = [json.dumps(record) for record in RECORDS]
     rows[number] = rows[number][:-3]
     (tmp_path / "x.json").write_text("\n".join(rows))
@@ -86,8 +86,8 @@ def test_a_bad_line_costs_no_other(tmp_path: Path, number: int) -> None:
     assert json.loads((tmp_path / "out/bad.jsonl").read_text())["line"] == number + 1
 
 
-def test_what_is_about_data_is_left_out_of_folders_and_said(books: Path, tmp_path: Path) -> None:
-    """Cards, infos, licenses and hidden files: not read, counted and named; by name they are."""
+def test_descriptions_in_folders_are_skipped_and_named(books: Path, tmp_path: Path) -> None:
+    """Cards, infos, licenses and hidden files are counted and named, and only read if given."""
     for name in ("README.md", "LICENSE", "LICENSE-MIT.txt", "more/readme_de.md", "COPYING"):
         (books / name).write_text("about")
     for name in ("dataset_infos.json", "more/dataset_info.json", "state.json"):
@@ -100,9 +100,9 @@ def test_what_is_about_data_is_left_out_of_folders_and_said(books: Path, tmp_pat
     assert result.exit_code == 0, result.output
     found = all_texts(open_dataset(tmp_path / "out"))
     assert len(found) == 42 and {"about", "hidden"}.isdisjoint(found)
-    assert "left out, about a dataset or a program: 8 (" in result.stderr
-    assert "left out, hidden: 2 (" in result.stderr and ".gitattributes" in result.stderr
-    assert "left out    2 hidden; 8 about a dataset or a program" in result.stdout
+    assert "skipped, about a dataset or a program: 8 (" in result.stderr
+    assert "skipped, hidden: 2 (" in result.stderr and ".gitattributes" in result.stderr
+    assert "skipped     2 hidden; 8 about a dataset or a program" in result.stdout
     assert "read        jsonl 1 files, 1 documents; text 41 files, 41 documents" in result.stdout
     for number, how in enumerate([[books / "README.md"], ["--include", "README.md"]]):
         args = [*how, "--include", "*.txt", "--tokenizer", "bytes", "--out", tmp_path / f"{number}"]
@@ -116,7 +116,7 @@ def test_what_is_about_data_is_left_out_of_folders_and_said(books: Path, tmp_pat
 def test_a_git_lfs_pointer_is_neither_text_nor_a_bad_record(
     books: Path, tmp_path: Path, name: str
 ) -> None:
-    """A clone without its large files is refused, with what gets them, whatever they are."""
+    """A clone without its large files is refused, with the command that gets them."""
     oid = "oid sha256:" + "0" * 64
     pointer = f"version https://git-lfs.github.com/spec/v1\n{oid}\nsize 123456789\n"
     (books / name).write_text(pointer)
@@ -126,7 +126,7 @@ def test_a_git_lfs_pointer_is_neither_text_nor_a_bad_record(
 
 @pytest.mark.parametrize("name", ["part-00000", "x.ldjson.gz"])
 def test_json_lines_under_another_name_are_no_text(books: Path, tmp_path: Path, name: str) -> None:
-    """A bad record with the fix, also where the file is given; `.txt` is text in any case."""
+    """They are a bad record with a fix, also if the file is given; `.txt` is always text."""
     lines = b'{"id": 1, "text": "once"}\n{"text": "upon"}\n'
     (books / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
     for source in (books, books / name):
@@ -138,7 +138,7 @@ def test_json_lines_under_another_name_are_no_text(books: Path, tmp_path: Path, 
 
 
 def test_a_cache_of_downloads_is_refused(tmp_path: Path) -> None:
-    """Its nameless blobs would be texts; a snapshot is read by the names of its links."""
+    """Its nameless blobs would be read as text; a snapshot is read by the names of its links."""
     cache, data = tmp_path / "datasets--x", tmp_path / "datasets--x/snapshots/abc/data"
     data.mkdir(parents=True), (cache / "blobs").mkdir()
     (cache / "blobs/0b").write_text('{"text": "three"}\n{"text": "four"}\n')

@@ -1,4 +1,4 @@
-"""Huge documents are cut into parts, shuffled and marked: nothing lost, one split, one count."""
+"""Huge documents are cut into marked parts of one split; no token is lost, and each counts once."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ def marked(dataset: Dataset, split: Split) -> list[tuple[str, bool]]:
 
 
 def check_parts(dataset: Dataset) -> str:
-    """The parts of HUGE are all of it, in one split, and marked; returns its name."""
+    """Check that the parts of HUGE are complete, marked and in one split; return the split."""
     rows = {split: [row for row in marked(dataset, split) if row[0] in HUGE] for split in SPLITS}
     (split,) = (split for split in SPLITS if rows[split])
     found = sorted(rows[split], key=lambda row: HUGE.index(row[0]))
@@ -65,7 +65,7 @@ def check_parts(dataset: Dataset) -> str:
         ("x" * LIMIT, None),
     ],
 )
-def test_a_text_is_cut_where_it_hurts_least(text, ends):
+def test_a_text_is_cut_at_good_places(text, ends):
     """Behind a line end, else in front of a space, else between characters; no part is short."""
     cut = reading.cut(text.encode())
     assert b"".join(cut) == text.encode() and all(len(part) <= LIMIT for part in cut)
@@ -79,7 +79,7 @@ def test_a_text_is_cut_where_it_hurts_least(text, ends):
 
 
 def test_ids_are_cut_between_ids():
-    """A list of ids is cut every so many of them, whatever its bytes look like."""
+    """A list of ids is cut into equal numbers of ids, whatever their bytes."""
     tokenizer = byte_tokenizer()
     ids = np.arange(2500, dtype="<u2") % 256
     cut = [pretokenized.ids_of(part, tokenizer) for part in reading.cut(ids.tobytes(), tokenizer)]
@@ -88,8 +88,8 @@ def test_ids_are_cut_between_ids():
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.5])
-def test_parts_are_rows_and_documents_are_counted_as_given(tmp_path, fraction):
-    """All parts are on one side, a copy of the whole is a copy, and each document counts as one."""
+def test_parts_are_rows_and_whole_documents_are_counted(tmp_path, fraction):
+    """All parts are in one split, copies of whole documents are found, each counts as one."""
     given = source(tmp_path / "in.jsonl", *SMALL, HUGE, HUGE, SMALL[7])
     sides = set()
     for seed in range(4):
@@ -111,7 +111,7 @@ def test_parts_are_rows_and_documents_are_counted_as_given(tmp_path, fraction):
 
 
 def test_parts_of_a_validation_source_are_not_trained_on(tmp_path):
-    """Also where the other sources have the same document."""
+    """Also if the other sources have the same document."""
     given, val = source(tmp_path / "a.jsonl", *SMALL, HUGE), source(tmp_path / "v.jsonl", HUGE)
     dataset = prepare([given], tmp_path / "out", BYTES, val=[val])
     assert check_parts(dataset) == "val"
@@ -119,7 +119,7 @@ def test_parts_of_a_validation_source_are_not_trained_on(tmp_path):
 
 
 def test_without_huge_documents_there_are_no_marks(tmp_path):
-    """No column, no word in the manifest; read as if nothing goes on."""
+    """The marks have no column and no field of the manifest; reading them gives only False."""
     dataset = prepare([source(tmp_path / "in.jsonl", *SMALL)], tmp_path / "out", BYTES)
     assert "cut" not in dataset.manifest
     group = dataset.row_groups("train")[0]
@@ -130,7 +130,7 @@ def test_without_huge_documents_there_are_no_marks(tmp_path):
 @pytest.mark.parametrize("pack_as", ["best-fit", "concat"])
 @pytest.mark.parametrize("column", ["text", "tokens"])
 def test_an_epoch_has_every_token_once_and_lanes_are_alike(tmp_path, pack_as, column):
-    """Also of token ids; every document is closed once, and the huge one is on all lanes."""
+    """Also for token ids; every document is closed once, and all lanes have equally many rows."""
     settings = BYTES
     given = source(tmp_path / "in.jsonl", *SMALL, HUGE)
     if column == "tokens":
@@ -152,7 +152,7 @@ def test_an_epoch_has_every_token_once_and_lanes_are_alike(tmp_path, pack_as, co
     with contextlib.closing(Loader(dataset, **settings_of)) as loader:
         while first.any():
             batch = loader.next()
-            first = batch.origin[:, 1] == 0  # of the first epoch
+            first = batch.origin[:, 1] == 0  # rows of the first epoch
             real = batch.valid & first[:, None]
             pairs = zip(
                 batch.tokens[:, :-1][real].tolist(), batch.tokens[:, 1:][real].tolist(), strict=True

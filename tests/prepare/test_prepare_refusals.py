@@ -1,4 +1,4 @@
-"""`gptddp prepare`: what is refused."""
+"""Sources, options and outputs that `gptddp prepare` refuses."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from gptddp.prepare.build import prepare
 
 
 def test_wrong_sources_are_refused(books: Path, tmp_path: Path) -> None:
-    """A missing, binary or empty source gets one message with the fix, and nothing is left."""
+    """A missing, binary or empty source gives one message with the fix, and no files are kept."""
     binary = tmp_path / "image.png"
     binary.write_bytes(b"\x89PNG\0\0")
     only_binary, empty = tmp_path / "binaries", tmp_path / "empty"
@@ -46,7 +46,7 @@ LINES: list[tuple[str | bytes, str, list[str]]] = [
     (DEEP, "text", ["not valid JSON"]),
     (b'{"text": "\xff"}', "text", ["UTF-8"]),
     ('{"doc": {"body": "x"}}', "doc.text", ["no field 'text', but the fields 'body'"]),
-    ('{"doc": 5}', "doc.text", ["JSON of type int in place of an object with 'text'"]),
+    ('{"doc": 5}', "doc.text", ["JSON of type int instead of an object with 'text'"]),
     ('{"n": 5}', "doc.text", ["no field 'doc.text', but the fields 'n'"]),
 ]
 
@@ -55,7 +55,7 @@ LINES: list[tuple[str | bytes, str, list[str]]] = [
 def test_a_wrong_line_is_refused(
     tmp_path: Path, line: str | bytes, field: str, words: list[str]
 ) -> None:
-    """It is named by file and line, with the rule and the fix."""
+    """The message has file, line, rule and fix."""
     line = line if isinstance(line, bytes) else line.encode()
     (tmp_path / "x.jsonl").write_bytes(b'{"text": "a", "doc": {"text": "a"}}\n\n' + line + b"\n")
     result = run(tmp_path / "x.jsonl", "--text-field", field, "--out", tmp_path / "out")
@@ -76,7 +76,7 @@ def test_a_wrong_line_is_refused(
 def test_a_wrong_column_is_refused(
     tmp_path: Path, table: dict[str, list[object]], field: str, words: list[str]
 ) -> None:
-    """With the columns that there are, and the fix."""
+    """The message has the existing columns and the fix."""
     pq.write_table(pa.table(table), tmp_path / "x.parquet")
     result = run(tmp_path / "x.parquet", "--out", tmp_path / "out", "--text-field", field)
     refused(result, "x.parquet: ", *words)
@@ -88,10 +88,10 @@ def test_a_wrong_column_is_refused(
 
 
 def test_wrong_options_are_refused(books: Path, tmp_path: Path) -> None:
-    """Each option says its rule; a misspelt one is recognised."""
+    """Each message has the rule of the option; a misspelt option is recognised."""
     out = tmp_path / "out"
     cases = {
-        "--val-fraction=0": "between 0 and 1",
+        "--val-fraction=0": "more than 0",
         "--vocab-size=100": "257",
         "--seed=-1": "from 0",
         "--tokenizer=absent.json": "use bpe, bytes, or a tokenizer.json that exists",
@@ -99,14 +99,14 @@ def test_wrong_options_are_refused(books: Path, tmp_path: Path) -> None:
     }
     for option, words in cases.items():
         refused(run(books, "--out", out, option), words)
-    refused(run(books, "--out", out, "--tokenizer=bytes", "--vocab-size=300"), "leave it out")
+    refused(run(books, "--out", out, "--tokenizer=bytes", "--vocab-size=300"), "omit it here")
     (tmp_path / "t.json").write_text("{}")
     refused(run(books, "--out", out, "--tokenizer", tmp_path / "t.json"), "t.json", "byte-level")
     assert not out.exists()
 
 
 def test_wrong_outputs_are_refused(books: Path, tmp_path: Path) -> None:
-    """An output with other files, that is a file, or that holds a source, stays as it was."""
+    """An output with other files, an output that is a file or holds a source, is not changed."""
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine.txt").write_text("mine")
@@ -114,21 +114,21 @@ def test_wrong_outputs_are_refused(books: Path, tmp_path: Path) -> None:
     assert contents(other) == {"mine.txt": b"mine"}
     refused(run(books, "--out", other / "mine.txt"), "cannot write to", "mine.txt", "--out")
     refused(run(books, "--out", other / "mine.txt" / "below"), "cannot write to")
-    refused(run(books, "--out", tmp_path), "lies in the output", "choose an --out")
-    refused(run(books / "0.txt", "--out", books), "lies in the output")
+    refused(run(books, "--out", tmp_path), "is inside --out", "choose an --out")
+    refused(run(books / "0.txt", "--out", books), "is inside --out")
     assert contents(other) == {"mine.txt": b"mine"}
 
 
 def test_a_dataset_is_no_source(books: Path, tmp_path: Path) -> None:
-    """Its manifest is no text; its shards may be given, and hold the same documents."""
+    """Its manifest is no text; its shards may be given, and have the same documents."""
     made = prepare([books], tmp_path / "made", BYTES)
-    refused(run(made.dir, "--out", tmp_path / "out"), f"{made.dir} is a dataset already", "/train")
+    refused(run(made.dir, "--out", tmp_path / "out"), f"{made.dir} is already a dataset", "/train")
     again = prepare([made.dir / "train", made.dir / "val"], tmp_path / "out", BYTES)
     assert all_texts(again) == all_texts(made)
 
 
 def test_a_volume_with_lost_and_found_is_empty_enough(books: Path, tmp_path: Path) -> None:
-    """The root of a fresh ext4 volume can be the output; it is left in place after an error."""
+    """The root of a new ext4 volume can be the output; it stays after an error."""
     (tmp_path / "out" / "lost+found").mkdir(parents=True)
     (tmp_path / "one.txt").write_text("one")
     assert run(tmp_path / "one.txt", "--out", tmp_path / "out").exit_code == 2

@@ -1,4 +1,4 @@
-"""`gptddp prepare` goes on where another process was stopped, and reads no finished file again."""
+"""`gptddp prepare` continues after a process that was stopped, and reads no finished file again."""
 
 import errno
 import io
@@ -40,7 +40,7 @@ sys.addaudithook(hook)
 
 @pytest.fixture(scope="module", autouse=True)
 def small_parts() -> Iterator[None]:
-    """Most documents are cut into marked parts, as huge ones are."""
+    """Most documents are cut into marked parts, like huge ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "PART_BYTES", 5000)
         yield
@@ -68,14 +68,14 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(sources: Path) -> dict[str, bytes]:
-    """What an undisturbed process makes of them."""
+    """The dataset that an undisturbed process makes of them."""
     prepare([sources], sources.parent / "whole", SETTINGS)
     return contents(sources.parent / "whole")
 
 
 @pytest.fixture
 def killed(sources: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """killed(function, calls): prepare in a process that ends there by SIGKILL.
+    """killed(function, calls): prepare in a process that is killed at this call.
 
     Returns the sources that it has opened, each once.
     """
@@ -91,7 +91,7 @@ def killed(sources: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 @pytest.fixture
 def finished(sources: Path, tmp_path: Path) -> Callable[[], int]:
-    """finished(): the same command to its end; how many sources it has read."""
+    """finished(): run the same command to its end; returns the number of sources that it read."""
 
     def go() -> int:
         said = io.StringIO()
@@ -122,11 +122,11 @@ SAVE = "gptddp.prepare.scratch.Scratch.save"
         ("gptddp.prepare.output._remove", 1, FILES),
     ],
 )
-def test_killed_it_goes_on_and_ends_with_the_same_bytes(
+def test_after_a_kill_it_continues_and_gives_the_same_bytes(
     killed, finished, tmp_path: Path, whole: dict[str, bytes], moment: str, calls: int, done: int
 ) -> None:
-    """SIGKILL at any moment: there is no half dataset, finished files are not read again, and no
-    byte is another."""
+    """SIGKILL at any moment leaves no partial dataset; finished files are not read again, and the
+    bytes are the same."""
     first = killed(moment, calls)
     if not (tmp_path / "out/dataset.json").exists():
         words = "preparation has not finished.*run the same command again"
@@ -135,22 +135,22 @@ def test_killed_it_goes_on_and_ends_with_the_same_bytes(
     second = finished()
     if done is not None:
         assert second == FILES - done
-    assert len(first) + second <= FILES + 2  # the file in work, and one just ended
+    assert len(first) + second <= FILES + 2  # the file being read, and one just finished
     assert contents(tmp_path / "out") == whole
 
 
 def test_killed_twice_with_a_torn_line_and_a_short_file(
     killed, finished, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
-    """A torn last line costs its file, and the next is not glued to it; a file that is shorter
-    than the journal says costs all."""
+    """After a torn last line its files are read again, and the next line is separate; if a file is
+    shorter than in the journal, everything is read again."""
     folder = tmp_path / "out/.prepare"
     assert len(killed("gptddp.prepare.reading.Reading._read_file", 7)) == 6
     journal = folder / scratch.JOURNAL
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:-1]) + lines[-1][:30])
-    assert len(killed(SAVE, 4)) == 4  # of which three are saved
-    journal.write_bytes(journal.read_bytes() + lines[-1][:-1])  # whole, but for its end
+    assert len(killed(SAVE, 4)) == 4  # three of them are saved
+    journal.write_bytes(journal.read_bytes() + lines[-1][:-1])  # complete except for its line end
     assert len(killed("gptddp.prepare.build.choose", 1)) == FILES - 8
     assert [json.loads(line) for line in journal.read_text().splitlines()]
     bucket = max(folder.glob("[0-9]*"), key=lambda path: path.stat().st_size)
@@ -160,9 +160,9 @@ def test_killed_twice_with_a_torn_line_and_a_short_file(
 
 
 def test_changed_sources_and_settings_are_noticed(killed, sources: Path, tmp_path: Path) -> None:
-    """A read file that has changed or gone, another way of reading: named, and started again.
+    """If a finished file has changed or is gone, or it must be read differently, it starts again.
 
-    Files that are new or not read yet, and what decides only later steps, may change.
+    New files, files not read yet, and settings of later steps may change.
     """
     mine, out, left = tmp_path / "sources", tmp_path / "out", tmp_path / "left"
     shutil.copytree(sources, mine)
@@ -176,7 +176,7 @@ def test_changed_sources_and_settings_are_noticed(killed, sources: Path, tmp_pat
         assert result.exit_code == 0, result.output
         return result.stderr
 
-    again_it_says = "what was read before cannot be used, starting again: "
+    again_it_says = "earlier progress cannot be used, starting again: "
     assert again_it_says + "seed 5 -> 6" in again("--seed", 6)
     (mine / "13.txt").write_text("new")
     (mine / "11.json").write_text('{"text": "mended"}')
@@ -193,10 +193,10 @@ def test_changed_sources_and_settings_are_noticed(killed, sources: Path, tmp_pat
 
 @pytest.mark.parametrize(("method", "calls"), [("append", 150), ("save", 5)])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
-def test_what_was_durable_before_a_full_disk_or_ctrl_c_is_gone_on_from(
+def test_after_a_full_disk_or_ctrl_c_it_continues_from_durable_progress(
     finished, sources: Path, tmp_path: Path, whole, monkeypatch, method: str, calls: int, error
 ) -> None:
-    """Neither the shuffle nor the journal can grow, or a key is pressed: both are said."""
+    """The shuffle or the journal cannot grow, or Ctrl-C is pressed."""
     real, left = getattr(Scratch, method), iter(range(10**6))
 
     def failing(*args: object) -> object:
@@ -209,7 +209,7 @@ def test_what_was_durable_before_a_full_disk_or_ctrl_c_is_gone_on_from(
     monkeypatch.setattr(Scratch, method, failing)
     result = run(sources, "--out", tmp_path / "out", "--max-bad", 100, "--seed", 5)
     if isinstance(error, OSError):
-        assert result.exit_code == 2 and "What was read is kept in" in result.stderr
+        assert result.exit_code == 2 and "Progress is kept in" in result.stderr
     else:
         assert result.exit_code == 130
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""`gptddp prepare`: what is taken from files and folders."""
+"""`gptddp prepare`: documents from files and folders."""
 
 import bz2
 import gzip
@@ -20,7 +20,7 @@ from gptddp.prepare.sources import DOCUMENT_BYTES
 
 
 def test_text_files_jsonl_and_parquet_mix(tmp_path: Path) -> None:
-    """Every format, compressed too, in one folder, with each suffix read as it should be."""
+    """Every format, also compressed, in one folder; each suffix is read in its format."""
     folder = tmp_path / "mixed"
     folder.mkdir()
     line = json.dumps({"id": 1, "text": "from %s é"}, ensure_ascii=False) + "\n\n"
@@ -48,7 +48,7 @@ def test_text_files_jsonl_and_parquet_mix(tmp_path: Path) -> None:
 
 
 def test_text_field_with_dots_names_a_nested_field(tmp_path: Path) -> None:
-    """Of objects and structs; a null on the way is an empty document, an own name goes first."""
+    """In objects and structs; a null is an empty document, a name with a dot takes precedence."""
     nested = [{"doc": {"text": "one"}}, {"doc": None}, {"doc": {"text": None}}]
     own = [{"doc.text": "two", "doc": {"text": "no"}}, {"doc": {"text": "three"}}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(it) + "\n" for it in nested + own))
@@ -66,25 +66,25 @@ def test_text_field_with_dots_names_a_nested_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.TSV", "x.csv.gz", "x.arrow"])
-def test_tables_are_named_for_what_they_are(books: Path, tmp_path: Path, name: str) -> None:
-    """CSV is no text and Arrow no unknown binary: refused by name, left out of a folder and told,
-    each time with what to do."""
+def test_tables_are_recognised(books: Path, tmp_path: Path, name: str) -> None:
+    """CSV and Arrow files are refused if given, and skipped in a folder with a note; both messages
+    have the fix."""
     (tmp_path / name).write_text('text,n\n"a, b",1\n')
     given = run(tmp_path / name, books, "--out", tmp_path / "out")
     (tmp_path / "folder").mkdir()
     (tmp_path / name).rename(tmp_path / "folder" / name)
     alone = run(tmp_path / "folder", "--out", tmp_path / "out")
     for result in (given, alone):
-        refused(result, "an Arrow file" if "arrow" in name else "a CSV table", "make parquet of it")
-    assert "(left out: 1 a" in alone.stderr
+        refused(result, "an Arrow file" if "arrow" in name else "a CSV table", "to parquet first")
+    assert "(skipped: 1 a" in alone.stderr
     both = run(tmp_path / "folder", books, "--out", tmp_path / "out", "--tokenizer", "bytes")
-    assert both.exit_code == 0 and "make parquet of it" in both.stderr
+    assert both.exit_code == 0 and "convert it to parquet" in both.stderr
     assert f"({tmp_path / 'folder' / name})" in both.stderr
     assert len(all_texts(open_dataset(tmp_path / "out"))) == 40
 
 
 def test_empty_documents_and_copies_are_dropped(books: Path, tmp_path: Path) -> None:
-    """Files without text and exact copies are dropped and counted, whatever they are called."""
+    """Files without text and exact copies are dropped and counted, whatever their names."""
     (books / "empty.txt").write_text("")
     (books / "blank.txt").write_text(" \n\t\n")
     (books / "wide.txt").write_text("\u3000\u00a0\n", "utf-8")
@@ -99,8 +99,8 @@ def test_empty_documents_and_copies_are_dropped(books: Path, tmp_path: Path) -> 
     assert dataset.manifest["dropped"] == {"empty": 5, "duplicate": 2, "binary_files": 0}
 
 
-def test_odd_text_survives(tmp_path: Path) -> None:
-    """NUL bytes in JSON, half surrogates, carriage returns and <|bos|> come out as they should."""
+def test_odd_text_is_preserved(tmp_path: Path) -> None:
+    """NUL bytes in JSON, carriage returns and <|bos|> are kept; half surrogates become U+FFFD."""
     cases = ["a\x00b", "\ud83d alone", "\ud83d\ude42", "a\r\nb", "<|bos|>", "\ufeffmark", "e\u0301"]
     lines = tmp_path / "odd.jsonl"
     lines.write_text("".join(json.dumps({"text": case}) + "\n" for case in cases))
@@ -110,7 +110,7 @@ def test_odd_text_survives(tmp_path: Path) -> None:
 
 
 def test_a_long_text_file_is_several_documents(tmp_path: Path) -> None:
-    """One book is enough: it is cut at line ends, or between characters, and nothing is lost."""
+    """A single book is cut at line ends, or between characters, and no text is lost."""
     book = "".join(f"line {n} é\n" for n in range(20_000)) + CJK + "\nend"
     (tmp_path / "book.txt").write_text(book, "utf-8")
     dataset = prepare([tmp_path / "book.txt"], tmp_path / "out", BYTES)
@@ -122,8 +122,8 @@ def test_a_long_text_file_is_several_documents(tmp_path: Path) -> None:
 
 
 def test_folders_are_read_with_care(books: Path, tmp_path: Path) -> None:
-    """Hidden names, loops of links, broken links, pipes, sockets, devices, and what is excluded are
-    passed over; what is neither file nor folder is counted, and not waited for."""
+    """Hidden names, loops of links, broken links, pipes, sockets, devices and excluded names are
+    skipped; things that are neither file nor folder are counted, and do not block."""
     (books / ".git").mkdir()
     (books / ".git" / "config").write_text("hidden")
     (books / ".hidden.txt").write_text("hidden")
@@ -146,7 +146,7 @@ def test_folders_are_read_with_care(books: Path, tmp_path: Path) -> None:
         books, elsewhere, books / "0.txt", *args, "--tokenizer", "bytes", "--out", tmp_path / "out"
     )
     assert result.exit_code == 0, result.output
-    assert "left out, neither a file nor a folder: 3 (" in result.stderr
+    assert "skipped, neither a file nor a folder: 3 (" in result.stderr
     dataset = open_dataset(tmp_path / "out")
     left_out = {"hidden": 2, "a broken link": 1, "neither a file nor a folder": 3}
     assert dataset.manifest["left_out"] == left_out
@@ -159,7 +159,7 @@ def test_folders_are_read_with_care(books: Path, tmp_path: Path) -> None:
 
 
 def test_binary_files_of_a_folder_are_skipped_and_named(books: Path, tmp_path: Path) -> None:
-    """Files with NUL bytes or broken UTF-8, wherever in them: named, and counted."""
+    """Files with NUL bytes or broken UTF-8 anywhere are named and counted."""
     (books / "nul.bin").write_bytes(b"text\0text")
     (books / "late.txt").write_bytes(b"text\n" * 500_000 + b"\xff")
     (books / "cut.txt").write_bytes("é".encode()[:1])
@@ -179,13 +179,13 @@ def test_output_inside_the_source_is_not_read(books: Path, tmp_path: Path) -> No
 
 
 def test_a_dataset_in_a_source_is_not_read(books: Path, tmp_path: Path) -> None:
-    """Neither its shards, as splits, nor its tokenizer; a file that only has the name is data."""
+    """Neither its shards nor its tokenizer are read; another file named dataset.json is data."""
     prepare([books], books / "before", Settings(tokenizer="bytes", val_fraction=0.5))
     (books / "mine").mkdir()
     records = [{"format": 1, "text": "mine"}, {"text": "[" * 100_000}]
     (books / "mine/dataset.json").write_text(json.dumps(records))
     result = run(books, "--out", tmp_path / "out", "--tokenizer", "bytes", "--max-bad", 100)
-    assert f"left out, a dataset made before: 1 ({books / 'before'})" in result.stderr
+    assert f"skipped, a dataset made before: 1 ({books / 'before'})" in result.stderr
     dataset = open_dataset(tmp_path / "out")
     assert dataset.manifest["splits"]["val"]["documents"] == 1
     assert dataset.manifest["sources"]["val_files"] == dataset.manifest["bad_records"] == 0
@@ -193,7 +193,7 @@ def test_a_dataset_in_a_source_is_not_read(books: Path, tmp_path: Path) -> None:
 
 
 def test_parquet_of_other_writers_and_files_of_any_name(tmp_path: Path) -> None:
-    """String types, encodings, codecs, row groups and names as they come: the same documents."""
+    """Any string type, encoding, codec, row group size and file name gives the same documents."""
     folder = tmp_path / "lang=en" / "part one"
     folder.mkdir(parents=True)
     kinds = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()]
@@ -219,7 +219,7 @@ def test_parquet_of_other_writers_and_files_of_any_name(tmp_path: Path) -> None:
 
 
 def test_names_cannot_look_like_other_lines(books: Path, tmp_path: Path) -> None:
-    """Control characters of names are shown as escapes, and kept in the list of bad records."""
+    """Control characters in names are printed as escapes, and kept in the list of bad records."""
     odd = "\nError: \x1b[31m"
     (books / f"b{odd}.txt").write_bytes(b"\0")
     (books / f"l{odd}").symlink_to("nothing")

@@ -1,4 +1,4 @@
-"""`gptddp prepare`: what is for validation, and that no text is on both sides."""
+"""`gptddp prepare`: the validation split; no text is in both splits."""
 
 import json
 import random
@@ -24,14 +24,14 @@ def parquet(path: Path, *documents: str) -> None:
 
 
 def book(path: Path, pieces: int, first: str = "") -> Path:
-    """A text file of so many pieces, each line of which names it."""
+    """A text file of so many pieces; each line has its name."""
     lines = (f"{path.stem} {n}\n".ljust(64, ".") for n in range(pieces * 1024 - 40))
     path.write_text(first + "".join(lines))
     return path
 
 
 def sides(dataset: Dataset, name: str) -> set[str]:
-    """The splits that have a line of the book of this name."""
+    """The splits that have a line of the book with this name."""
     return {
         split
         for split in ("train", "val")
@@ -60,13 +60,13 @@ def sides(dataset: Dataset, name: str) -> set[str]:
     ],
 )
 def test_usual_names_of_splits(name: str, split: str | None) -> None:
-    """A folder or a file's first or last word names the split; source code is not data."""
+    """A folder, or a file's first or last word, names the split; source code has none."""
     assert split_of(name) == split
 
 
 @pytest.mark.parametrize("in_folders", [False, True])
-def test_splits_of_a_folder_stay_what_they_are(tmp_path: Path, in_folders: bool) -> None:
-    """Train trains, validation is the validation split, test is left out, and it is said."""
+def test_splits_of_a_folder_are_kept(tmp_path: Path, in_folders: bool) -> None:
+    """train and validation become these splits; test is skipped, and the output says so."""
     name = "{}/{}.parquet" if in_folders else "data/{}-0000{}-of-00002.parquet"
     for split in ("train", "validation", "test"):
         for n in range(2):
@@ -77,11 +77,11 @@ def test_splits_of_a_folder_stay_what_they_are(tmp_path: Path, in_folders: bool)
     assert {text.split()[0] for text in texts(dataset, "train")} == {"train"}
     assert {text.split()[0] for text in texts(dataset, "val")} == {"validation"}
     assert len(all_texts(dataset)) == 12
-    assert "left out, a test split: 2 (" in result.stderr and "2 a test split" in result.stdout
+    assert "skipped, a test split: 2 (" in result.stderr and "2 a test split" in result.stdout
 
 
-def test_names_alone_are_no_splits(books: Path, tmp_path: Path) -> None:
-    """Without files named train, or given by name, a `test.txt` is trained on."""
+def test_single_names_are_no_splits(books: Path, tmp_path: Path) -> None:
+    """Without files named train, or if given by name, a `test.txt` is training text."""
     (books / "test.txt").write_text("a text about tests")
     (books / "more" / "train.py").write_text("source code")
     assert len(all_texts(prepare([books], tmp_path / "out", BYTES))) == 42
@@ -91,8 +91,8 @@ def test_names_alone_are_no_splits(books: Path, tmp_path: Path) -> None:
     assert len(all_texts(prepare(given, tmp_path / "given", BYTES))) == 4
 
 
-def test_val_is_a_source_of_its_own(books: Path, tmp_path: Path) -> None:
-    """Its documents are the validation split, also those that training sources have as well."""
+def test_val_is_a_separate_source(books: Path, tmp_path: Path) -> None:
+    """Its documents are the validation split, also those that training sources have, too."""
     val = tmp_path / "val.jsonl"
     same = (books / "0.txt").read_text()
     val.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", same)))
@@ -101,11 +101,11 @@ def test_val_is_a_source_of_its_own(books: Path, tmp_path: Path) -> None:
     assert len(texts(dataset, "train")) == 39 and same not in texts(dataset, "train")
     assert dataset.manifest["dropped"]["duplicate"] == 1
     again = run(books, "--tokenizer", "bytes", "--out", tmp_path / "out")
-    refused(again, "already holds a dataset made otherwise", "val_files 1 -> 0")
+    refused(again, "already holds a dataset with other settings", "val_files 1 -> 0")
 
 
-def test_val_may_lie_in_a_source(books: Path, tmp_path: Path) -> None:
-    """A file or a folder: not trained on, and taken in place of a split of the other source."""
+def test_val_may_be_inside_a_source(books: Path, tmp_path: Path) -> None:
+    """A file or a folder: it is not trained on, and replaces the split of the other source."""
     dataset = prepare([books], tmp_path / "file", BYTES, val=[books / "3.txt"])
     assert texts(dataset, "val") == [(books / "3.txt").read_text()]
     assert len(texts(dataset, "train")) == 39
@@ -120,21 +120,21 @@ def test_val_may_lie_in_a_source(books: Path, tmp_path: Path) -> None:
 
 
 def test_val_without_documents_is_refused(books: Path, tmp_path: Path) -> None:
-    """Neither side may be empty."""
+    """Neither split may be empty."""
     (tmp_path / "empty.txt").write_text(" \n")
     out = tmp_path / "out"
     result = run(books, "--val", tmp_path / "empty.txt", "--out", out)
     refused(result, "the validation sources hold no document", "--val")
     shutil.copytree(books, tmp_path / "copy")
     result = run(books, "--val", tmp_path / "copy", "--out", out)
-    refused(result, "no document is left for training", "40 duplicate")
+    refused(result, "no document remains for training", "40 duplicate")
     refused(run(books, "--val", tmp_path / "absent", "--out", out), "absent: No such file")
     assert not out.exists()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_pieces_of_a_file_are_on_one_side(tmp_path: Path, seed: int) -> None:
-    """Whatever the sizes and the fraction: each long file trains or validates as a whole."""
+def test_the_pieces_of_a_file_are_in_one_split(tmp_path: Path, seed: int) -> None:
+    """For any sizes and fraction, each long file is in one split as a whole."""
     random.seed(seed)
     folder = tmp_path / "long"
     folder.mkdir()
@@ -148,8 +148,8 @@ def test_the_pieces_of_a_file_are_on_one_side(tmp_path: Path, seed: int) -> None
     assert all(len(side) == 1 for side in found) and {"train"} in found and {"val"} in found
 
 
-def test_files_that_share_a_piece_are_on_one_side(tmp_path: Path) -> None:
-    """Two versions of a text: what they share would be on both sides else."""
+def test_files_that_share_a_piece_are_in_one_split(tmp_path: Path) -> None:
+    """Otherwise the text that two versions share would be in both splits."""
     folder = tmp_path / "long"
     folder.mkdir()
     shared = "".join(f"shared {n}\n" for n in range(20_000))
@@ -163,7 +163,7 @@ def test_files_that_share_a_piece_are_on_one_side(tmp_path: Path) -> None:
 
 
 def test_one_file_is_cut_at_its_end(tmp_path: Path) -> None:
-    """The only file has to be on both sides: its end is the validation split, and it is said."""
+    """The end of a single file is the validation split, and the output says so."""
     book(tmp_path / "only.txt", 40)
     args = ["--tokenizer", "bytes", "--val-fraction", "0.1", "--out", tmp_path / "out"]
     result = run(tmp_path / "only.txt", *args)
@@ -172,18 +172,18 @@ def test_one_file_is_cut_at_its_end(tmp_path: Path) -> None:
     assert len(val) == 4 and whole.endswith("".join(sorted(val, key=whole.index)))
 
 
-def test_a_part_far_from_the_wanted_one_is_said(tmp_path: Path) -> None:
-    """Two long books: one of them is far more than one percent."""
+def test_a_fraction_far_from_the_requested_one_is_reported(tmp_path: Path) -> None:
+    """One of two long books is far more than one percent."""
     (tmp_path / "two").mkdir()
     for name, pieces in (("a", 20), ("b", 30)):
         book(tmp_path / "two" / f"{name}.txt", pieces)
     result = run(tmp_path / "two", "--tokenizer", "bytes", "--out", tmp_path / "out")
-    assert "validation has 20 of 50 documents in place of 1" in result.stderr
+    assert "validation has 20 of 50 documents instead of 1" in result.stderr
     assert sides(open_dataset(tmp_path / "out"), "a") == {"val"}
 
 
-def test_whole_documents_are_split_as_ever(books: Path, tmp_path: Path) -> None:
-    """Where no file is cut the split, and the identity of the data, stay as they are."""
+def test_the_split_of_whole_documents_never_changes(books: Path, tmp_path: Path) -> None:
+    """If no file is cut, the split and the identity of the data stay the same."""
     settings = Settings(tokenizer="bytes", val_fraction=0.2, seed=7)
     dataset = prepare([books], tmp_path / "out", settings)
     assert dataset.sha256 == IDENTITY

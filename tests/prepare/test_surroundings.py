@@ -1,4 +1,4 @@
-"""Preparing and loading do not depend on where and how they run."""
+"""Preparing and loading do not depend on place, machine and environment."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 import pytest
 from numpy._core._multiarray_umath import __cpu_dispatch__
 
-# Prepares a dataset of sys.argv[1] as sys.argv[2] and prints what it comes to.
+# Prepares a dataset of sys.argv[1] as sys.argv[2]; prints its hashes and batches' fingerprints.
 CHILD = """
 import json, locale, os, random, sys
 from gptddp.data.dataset import open_dataset
@@ -44,12 +44,12 @@ def outcome(source, out, *how, **environment):
 
 @pytest.fixture
 def usual(books, tmp_path):
-    """What most machines come to."""
+    """The result in a common environment."""
     return outcome(books, tmp_path / "usual", "1", "1.5", "listed")
 
 
-def test_everything_else_is_other(usual, books, tmp_path):
-    """Hash seed, locale, vector units, threads, prefetch, listing order, mount point: no change."""
+def test_another_environment_gives_the_same_result(usual, books, tmp_path):
+    """Hash seed, locale, vector units, threads, prefetch, listing order and path do not matter."""
     place = tmp_path / "other é place"
     place.mkdir()
     books.rename(place / "books")

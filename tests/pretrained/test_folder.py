@@ -1,4 +1,4 @@
-"""A folder of Hugging Face's becomes our weights, or one error that says what is wrong with it."""
+"""A Hugging Face folder becomes our weights, or one error that says what is wrong with it."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ DATA = Path("data")
 
 
 def read(path: Path, tokenizer: Any = None, **fields: Any) -> Weights:
-    """The weights for a model of the folder's shape, but for these fields."""
+    """The weights for a model of the folder's shape, except for these fields."""
     folder = open_folder(path)
     tokenizer = tokenizer or byte_tokenizer()
     config = with_preset(Config(**folder.fields | fields, init_sha256="0" * 64), accelerator=False)
@@ -35,12 +35,12 @@ def small(path: Path, **options: Any) -> Path:
     return write_gpt2(path, vocab_size=257, **options)
 
 
-# -- what can be read ------------------------------------------------------------------------------
+# -- folders that can be read ----------------------------------------------------------------------
 
 
-def test_weights_are_the_same_however_they_are_cut_and_named(tmp_path):
-    """One file or several, with and without the prefix, with the old causal masks and the head
-    written out: the same values under our names, matrices turned, and the same hash."""
+def test_weights_are_the_same_however_they_are_split_and_named(tmp_path):
+    """One file or several, with and without the prefix, with old causal masks and an explicit head:
+    the values under our names, the transposition of matrices and the hash are the same."""
 
     def odd(_about, tensors):
         tensors["h.0.attn.bias"] = torch.ones(1, 1, 32, 32)
@@ -64,8 +64,8 @@ def test_weights_are_the_same_however_they_are_cut_and_named(tmp_path):
     assert found.tensors.keys() == plain.tensors.keys()
 
 
-def test_the_hash_is_of_every_value_and_stays_for_ever(tmp_path):
-    """A run keeps it: one that is found today is found in any later version; one bit is another."""
+def test_the_hash_depends_on_every_bit_and_never_changes(tmp_path):
+    """A run stores it, so later versions must compute the same hash; one other bit changes it."""
     assert read(write_gpt2(tmp_path / "a", n_positions=16), Vocabulary(512)).sha256 == SHA256
 
     def flip(_about, tensors):
@@ -75,7 +75,7 @@ def test_the_hash_is_of_every_value_and_stays_for_ever(tmp_path):
 
 
 class Vocabulary:
-    """A tokenizer of so many tokens, where nothing else of it is asked for."""
+    """A stand-in for a tokenizer of n tokens."""
 
     def __init__(self, n: int) -> None:
         self.vocab_size = n
@@ -83,7 +83,7 @@ class Vocabulary:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_becomes_fp32_exactly(tmp_path, dtype):
-    """As the file has them, and nothing is rounded once more."""
+    """The values are those of the file, without another rounding."""
 
     def finer(_about, tensors):
         tensors["wte.weight"] *= 1.001
@@ -95,7 +95,7 @@ def test_half_precision_becomes_fp32_exactly(tmp_path, dtype):
 
 
 def test_the_first_positions_are_enough_for_shorter_rows(tmp_path):
-    """seq_len 8 of 32: the first eight; the hash is that of the folder, whatever the rows."""
+    """With seq_len 8 of 32 the first eight are read; the hash does not depend on seq_len."""
     whole, cut = (read(small(tmp_path / f"{n}"), seq_len=n) for n in (32, 8))
     assert cut.tensors["wpe.weight"].equal(whole.tensors["wpe.weight"][:8])
     assert cut.sha256 == whole.sha256
@@ -105,7 +105,7 @@ def test_the_first_positions_are_enough_for_shorter_rows(tmp_path):
 
 
 def gpt2_tokenizer(path: Path, text: str = "once upon a time there was a tokenizer ") -> Path:
-    """A tokenizer.json as GPT-2's: its cuts, and one special token, the last, that ends a text."""
+    """A tokenizer.json like GPT-2's: its pattern, and one special token, the last."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -122,8 +122,8 @@ def gpt2_tokenizer(path: Path, text: str = "once upon a time there was a tokeniz
 
 
 def test_a_dataset_is_prepared_with_the_tokenizer_of_the_folder(tmp_path, books):
-    """Documents begin with <|endoftext|>, and the folder goes with the dataset: also where another
-    version of the library has written the file otherwise, or the embedding has rows to spare."""
+    """Documents start with <|endoftext|>, and the folder fits the dataset, also if another version
+    of the library wrote the file differently, or the embedding has padding rows."""
     file = gpt2_tokenizer(tmp_path / "gpt2/tokenizer.json")
     dataset = prepare([str(books)], str(tmp_path / "data"), Settings(tokenizer=str(file)))
     tokenizer = dataset.tokenizer()
@@ -139,8 +139,8 @@ def test_a_dataset_is_prepared_with_the_tokenizer_of_the_folder(tmp_path, books)
 
 
 def test_another_tokenizer_is_refused_with_the_command_that_prepares_with_it(tmp_path):
-    """The same number of tokens is not enough, nor are the same tokens by other merges; without a
-    tokenizer.json their number has to be the same."""
+    """Neither the same number of tokens nor the same tokens with other merges are enough. Without a
+    tokenizer.json the numbers of tokens must be equal."""
     ours = load_tokenizer(gpt2_tokenizer(tmp_path / "ours.json"))
     made = write_gpt2(tmp_path / "gpt2", vocab_size=ours.vocab_size)
     file = gpt2_tokenizer(made / "tokenizer.json", "it was another text in another language ")
@@ -156,11 +156,11 @@ def test_another_tokenizer_is_refused_with_the_command_that_prepares_with_it(tmp
         read(made, ours)
     file.unlink()
     assert read(made, ours)
-    with pytest.raises(ConfigError, match="wte.weight has 281 tokens, and the tokenizer of the"):
+    with pytest.raises(ConfigError, match="wte.weight has 281 tokens, but the tokenizer of the"):
         read(made, byte_tokenizer())
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- folders that are refused ----------------------------------------------------------------------
 
 
 def _drop(name):
@@ -182,10 +182,10 @@ def _nan(_about, tensors):
 REFUSED = {
     "missing": (_drop("h.0.ln_2.bias"), "has no tensor h.0.ln_2.bias, which a gpt2"),
     "unknown": (_put("score.weight", 2, 16), "has the tensor score.weight, which a plain gpt2"),
-    "shape": (_put("h.0.attn.c_attn.weight", 48, 16), "c_attn.weight is of shape [48, 16], and"),
-    "width": (_put("wte.weight", 257, 8), "wte.weight is of shape [257, 8], and config.json"),
-    "positions": (_put("wpe.weight", 16, 16), "wpe.weight is of shape [16, 16], and config.json"),
-    "tokens": (_put("wte.weight", 300, 16), "wte.weight has 300 tokens, and the tokenizer"),
+    "shape": (_put("h.0.attn.c_attn.weight", 48, 16), "c_attn.weight is of shape [48, 16], but"),
+    "width": (_put("wte.weight", 257, 8), "wte.weight is of shape [257, 8], but config.json"),
+    "positions": (_put("wpe.weight", 16, 16), "wpe.weight is of shape [16, 16], but config.json"),
+    "tokens": (_put("wte.weight", 300, 16), "wte.weight has 300 tokens, but the tokenizer"),
     "nan": (_nan, "h.0.mlp.c_proj.weight has values that are not finite"),
     "kind": (_say(model_type="bert"), "model_type is 'bert': use a folder of gpt2"),
     "no kind": (_say(model_type=["gpt2"]), "model_type is ['gpt2']: use a folder of gpt2"),
@@ -201,7 +201,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_another_model_is_refused_with_its_reason(tmp_path, what):
-    """The file, the tensor or the field, and the rule."""
+    """The message has the file, the tensor or the field, and the rule."""
     change, words = REFUSED[what]
     with pytest.raises(ConfigError) as error:
         read(small(tmp_path / "gpt2", change=change))
@@ -210,7 +210,7 @@ def test_another_model_is_refused_with_its_reason(tmp_path, what):
 
 
 def test_a_quantized_tensor_is_refused(tmp_path):
-    """With its dtype, and those that will do."""
+    """The message has its dtype and the allowed dtypes."""
     made = small(tmp_path / "gpt2")
     tensors = load_file(made / "model.safetensors")
     name = "transformer.h.0.mlp.c_fc.weight"
@@ -219,40 +219,40 @@ def test_a_quantized_tensor_is_refused(tmp_path):
         read(made)
 
 
-def test_a_torn_file_is_refused_wherever_it_was_cut(tmp_path):
-    """At every length but its own there is one error with the file's name, and no guess."""
+def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path):
+    """Every shorter length gives one error with the file's name."""
     made = small(tmp_path / "gpt2")
     file = made / "model.safetensors"
     whole = file.read_bytes()
     for size in (0, 100, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:size])
-        with pytest.raises(ConfigError, match=f"{file} is torn.*copy the file anew"):
+        with pytest.raises(ConfigError, match=f"{file} is damaged.*copy the file again"):
             read(made)
     file.write_bytes(whole)
     assert read(made)
 
 
 def test_a_folder_that_lacks_a_file_is_refused_with_what_to_do(tmp_path):
-    """No folder, no config.json, no weights, a pickle alone (which is never read), a lost part."""
-    with pytest.raises(ConfigError, match="nowhere/config.json is not there: name a folder as"):
+    """No folder, no config.json, no weights, only a pickle (which is never read), a lost part."""
+    with pytest.raises(ConfigError, match="nowhere/config.json does not exist: give a folder"):
         read(tmp_path / "nowhere")
     made = small(tmp_path / "gpt2")
     (made / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="config.json is not valid JSON.*copy it anew"):
+    with pytest.raises(ConfigError, match="config.json is not valid JSON.*copy it again"):
         read(made)
     (made / "config.json").write_text(json.dumps(gpt2_config(257)))
     (made / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match="has no model.safetensors: name a folder with"):
+    with pytest.raises(ConfigError, match="has no model.safetensors: give a folder with"):
         read(made)
     (made / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
     with pytest.raises(ConfigError, match="a pickle, which can run any code.*save_pretrained"):
         read(made)
     assert not Path("ran").exists()
-    with pytest.raises(ConfigError, match="Not a directory.*: name a folder as transformers'"):
+    with pytest.raises(ConfigError, match="Not a directory.*: give a folder written by transf"):
         read(made / "config.json")
     cut = small(tmp_path / "cut", shards=2)
     (cut / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(ConfigError, match="model-00002-of-00002.safetensors is not there, and"):
+    with pytest.raises(ConfigError, match="model-00002-of-00002.safetensors is missing, but"):
         read(cut)
     index = {"weight_map": {"wte.weight": "../gpt2/config.json"}}
     (cut / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -260,14 +260,14 @@ def test_a_folder_that_lacks_a_file_is_refused_with_what_to_do(tmp_path):
         read(cut)
 
 
-def test_a_tensor_that_is_there_twice_is_refused(tmp_path):
-    """With and without the prefix, in two files, or beside the index: nobody says which counts."""
+def test_a_tensor_that_occurs_twice_is_refused(tmp_path):
+    """With and without the prefix, in two files, or beside the index: neither has precedence."""
 
     def also_without(_about, tensors):
         tensors["transformer.wpe.weight"] = tensors["wpe.weight"] + 1
 
     with pytest.raises(
-        ConfigError, match="wpe.weight is there twice, in .*with and without 'transformer.'"
+        ConfigError, match="wpe.weight occurs twice, in .*with and without 'transformer.'"
     ):
         read(small(tmp_path / "gpt2", change=also_without, prefix=""))
     for number, name in enumerate(("wte.weight", "h.0.lora")):
@@ -275,13 +275,13 @@ def test_a_tensor_that_is_there_twice_is_refused(tmp_path):
         for file in cut.glob("*.safetensors"):
             tensors = load_file(file)
             save_file({f"transformer.{name}": torch.ones(2)} | tensors, file)
-        words = rf"{name} is there twice, in .*1-of-00002.safetensors and .*2-of-00002.safetensors"
+        words = rf"{name} occurs twice, in .*1-of-00002.safetensors and .*2-of-00002.safetensors"
         with pytest.raises(ConfigError, match=words):
             read(cut)
 
 
-def test_a_tokenizer_that_cannot_be_seen_is_not_passed_over(tmp_path):
-    """A link that leads nowhere, as in a copy of a hub's cache: the file is named."""
+def test_a_tokenizer_that_cannot_be_read_is_not_skipped(tmp_path):
+    """A broken link, as in a copy of a hub's cache: the error names the file."""
     made = small(tmp_path / "gpt2")
     (made / "tokenizer.json").symlink_to("../../blobs/lost")
     with pytest.raises(ConfigError, match=f"cannot read the tokenizer {made}/tokenizer.json"):

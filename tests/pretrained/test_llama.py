@@ -1,4 +1,4 @@
-"""Models with today's parts leave a run as a Llama or a Qwen 3, and come back as they were."""
+"""Modern models are exported as a Llama or a Qwen 3, and read back unchanged."""
 
 import json
 
@@ -34,7 +34,7 @@ def exported(request, corpus, tmp_path_factory):
 
 
 def test_a_model_comes_back_with_every_bit(exported, corpus):
-    """Parts, every weight, and what the output projection gets are those of the run."""
+    """Parts, every weight, and the input of the output projection equal the run's."""
     kind, run, out = exported
     dataset, before = open_dataset(corpus), configuration(run)
     assert open_folder(out).kind.model_type == kind
@@ -51,7 +51,7 @@ def test_a_model_comes_back_with_every_bit(exported, corpus):
 
 
 def formula(w, c, ids):
-    """Logits (T, vocab) of a Llama or Qwen 3, a head at a time; turns are complex numbers."""
+    """Logits (T, vocab) of a Llama or Qwen 3, a head at a time, with complex rotations."""
     t, size, heads = len(ids), c["head_dim"], c["num_attention_heads"]
 
     def normed(x, name):
@@ -89,8 +89,8 @@ def formula(w, c, ids):
     return normed(x, "model.norm") @ w[f"{head}.weight"].T
 
 
-def test_it_computes_what_its_name_says(exported):
-    """The exported weights in the plain formula of a Llama or Qwen 3 give the run's own logits."""
+def test_the_export_computes_the_logits_of_the_run(exported):
+    """The plain formula of a Llama or Qwen 3 gives the run's logits for the exported weights."""
     _, run, out = exported
     net, tokenizer, _ = load(run)
     weights = load_file(out / "model.safetensors")
@@ -101,8 +101,8 @@ def test_it_computes_what_its_name_says(exported):
     assert torch.allclose(formula(weights, _about(out), ids), ours, atol=1e-4)
 
 
-def test_a_run_begins_with_it(exported, corpus, tmp_path, train_here, capfd):
-    """It trains; of a model with windows, which are half a row, rows stay as long as they are."""
+def test_a_run_starts_from_the_export(exported, corpus, tmp_path, train_here, capfd):
+    """It trains. Shorter rows are refused for a model with windows, which are half a row long."""
     out = str(exported[2])
     where = ["--data", str(corpus), "--init-from", out, "--steps", "1"]
     assert train.main([*SMALL, *where, "--run-dir", str(tmp_path / "run")]) == 0
@@ -121,10 +121,10 @@ def _about(out, **changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05: the model that was exported has 1e-06"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05: the exported model had 1e-06"),
         ({"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters is {'rope_theta': 1000000.0}"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu': the model that was exported has 'silu'"),
-        ({"sliding_window": 16}, "sliding_window is 16: the model that was exported has 17"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu': the exported model had 'silu'"),
+        ({"sliding_window": 16}, "sliding_window is 16: the exported model had 17"),
         ({"layer_types": ["full_attention"] * 2}, "layer_types is ['full_attention', 'full_at"),
         ({"gptddp": ...}, "it is a qwen3 that no run has exported: its norms have weights"),
         ({"gptddp": {"n_layer": 2}}, "it is a qwen3 that no run has exported"),
@@ -132,8 +132,8 @@ def _about(out, **changes):
 )
 @pytest.mark.parametrize("exported", ["windows"], indirect=True)
 def test_another_arithmetic_is_refused(exported, tmp_path, changes, words):
-    """One that no run has exported, and each setting that would have other logits: the file, the
-    field, both values."""
+    """A model that no run has exported is refused, and each setting that would change the logits;
+    the message has the file, the field and both values."""
     (tmp_path / "config.json").write_text(json.dumps(_about(exported[2], **changes)))
     with pytest.raises(ConfigError) as error:
         open_folder(tmp_path)
@@ -141,8 +141,8 @@ def test_another_arithmetic_is_refused(exported, tmp_path, changes, words):
 
 
 @pytest.mark.parametrize("exported", ["windows"], indirect=True)
-def test_fields_that_are_none_of_the_kind_are_refused(exported, tmp_path):
-    """Changed by hand: another part than a Qwen 3 has, or a value that no model has."""
+def test_fields_that_the_kind_cannot_have_are_refused(exported, tmp_path):
+    """A config.json edited by hand: a part that a Qwen 3 does not have, or an impossible value."""
     for field, value, words in (("norm", "layernorm", "norm is"), ("n_head", 0, "n_head is 0")):
         own = _about(exported[2])["gptddp"] | {field: value}
         (tmp_path / "config.json").write_text(json.dumps(_about(exported[2], gptddp=own)))
@@ -152,18 +152,18 @@ def test_fields_that_are_none_of_the_kind_are_refused(exported, tmp_path):
 
 @pytest.mark.parametrize("exported", ["tied"], indirect=True)
 def test_norms_with_weights_are_refused(exported, corpus, tmp_path):
-    """One that is not 1 is named: our norms have none."""
+    """A weight that is not 1 is named: our norms have no weights."""
     name = "model.layers.1.self_attn.k_norm.weight"
     tensors = load_file(exported[2] / "model.safetensors")
     tensors[name][3] += 1e-6
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(_about(exported[2])))
-    with pytest.raises(ConfigError, match="k_norm.weight is not 16 times 1, and the norms of"):
+    with pytest.raises(ConfigError, match="k_norm.weight is not 16 times 1, but the norms of"):
         load_for(tmp_path, open_dataset(corpus), None, CPU)
 
 
-def test_what_no_layout_can_say_is_refused_with_the_nearest():
-    """Windows without normed queries are in neither kind; GPT-2 has as many heads of keys."""
+def test_a_model_unknown_to_transformers_is_refused_with_the_nearest_kind():
+    """No kind has windows without normalised queries; GPT-2 has as many key heads as heads."""
     modern = Config(preset="modern-tiny", n_head=4, kv_heads=2, **GPT2)
     with pytest.raises(ConfigError, match=r"has kv_heads 2, .* with kv_heads 4 \(gpt2\)"):
         kind_for(modern)

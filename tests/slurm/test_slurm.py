@@ -221,6 +221,6 @@ def test_the_example_of_digits_is_one_run_of_all_tasks(node, tmp_path):
     node.output("scontrol", "requeue", job.id)
     facts = job.end()
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), job.log()
-    assert "2 processes, gloo on cpu" in job.log() and "goes on in epoch" in job.log()
+    assert "2 processes, gloo on cpu" in job.log() and "continues in epoch" in job.log()
     rows = (job.run / "results.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["epoch", "0", "1"]

@@ -100,7 +100,7 @@ def test_torchrun_starts_again_what_was_killed(shell, tmp_path):
     )
     code, said = shell(f"{line} & {kill}; wait $torchrun")
     assert code == 0, said
-    assert said.count("2 processes, gloo on cpu") == 2 and "goes on in epoch" in said
+    assert said.count("2 processes, gloo on cpu") == 2 and "continues in epoch" in said
     rows = (tmp_path / "learn/digits/results.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["epoch", "0", "1", "2", "3", "4"]
 
