@@ -58,7 +58,7 @@ def http(body, status="200 OK", kind="application/json", length=None, more=""):
 PAGE, TEXT = b"<html>Sign in</html>", b"404 page not found\n"  # by nginx; by a server in Go
 NONE = http(TEXT, "404 Not Found", "text/plain")
 VERSION = http(b'{"gitVersion": "v1.34.1"}')
-OTHER = "{} answers with .*, and not as the API server of a cluster does"
+OTHER = "{} answers with .*, unlike the API server of a cluster"
 
 
 @pytest.mark.parametrize(

@@ -143,15 +143,15 @@ def link(path, target):
     return lambda folder: (folder / path).symlink_to(target)
 
 
-NO_FILE = "is no plain file of the folder, so no pod would have it"
+NO_FILE = "is no plain file in the folder, so the pods would not have it"
 REFUSED = {
     "syntax": ({"mine/bad.py": "\ndef f(:\n"}, "mine/bad.py: invalid syntax (bad.py, line 2)"),
     "zero byte": ({"mine/bad.py": b"a\0b"}, "mine/bad.py: source code string cannot contain null"),
     "encoding": ({"mine/bad.py": b"a = '\xff'"}, "mine/bad.py"),
-    "stdlib": ({"logging/__init__.py": ""}, "logging/__init__.py would take the place of logging"),
-    "stdlib file": ({"types.py": ""}, "types.py would take the place of types in every program"),
-    "git library": ({"json.abi3.so": ""}, "json.abi3.so would take the place of json in every"),
-    "package file": ({"gptddp.py": ""}, "gptddp.py would take the place of gptddp"),
+    "stdlib": ({"logging/__init__.py": ""}, "logging/__init__.py would replace the module logging"),
+    "stdlib file": ({"types.py": ""}, "types.py would replace the module types in every program"),
+    "git library": ({"json.abi3.so": ""}, "json.abi3.so would replace the module json in every"),
+    "package file": ({"gptddp.py": ""}, "gptddp.py would replace the module gptddp"),
     "package": ({"__init__.py": ""}, "is a package itself, or a part of one: name the folder"),
     "git link out": (link("mine/out.py", "/etc/hostname"), f"mine/out.py {NO_FILE}"),
     "git link to nothing": (link("mine/gone.py", "nowhere.py"), f"mine/gone.py {NO_FILE}"),
@@ -179,7 +179,7 @@ def test_what_no_pod_could_run_is_refused_with_file_rule_and_fix(own, case):
 def test_a_part_of_our_package_is_refused_without_an_init_file_too(own):
     """Its modules would stand beside the package, and train nothing."""
     for folder in (own / "gptddp", own / "gptddp/model"):
-        with pytest.raises(ConfigError, match="so that gptddp/ is in it"):
+        with pytest.raises(ConfigError, match="contains the package gptddp/"):
             _ = read(folder).files
     checkout = write(own / "gptddp", {"gptddp/train.py": ""})  # one may have any name
     assert "gptddp/train.py" in read(checkout).files
@@ -191,14 +191,14 @@ def test_what_is_no_folder_or_too_large_is_refused(own, tmp_path, monkeypatch):
     a_file = str(own / "mine/__init__.py")
     for name, words in (
         ("", "is empty"),
-        (a_file, f"--code: {a_file} cannot be read: Not a directory; {a_file} is to be a folder"),
-        ("none", "No such file or directory; none is to be a folder of packages"),
+        (a_file, f"--code: {a_file} cannot be read: Not a directory; {a_file} must be a folder"),
+        ("none", "No such file or directory; none must be a folder of packages"),
         (str(tmp_path / "empty"), "has no Python file, or git ignores all of them"),
     ):
         result = CliRunner().invoke(cli, ["render", "--code", name])
         assert result.exit_code == 2 and words in result.stderr
     monkeypatch.setattr(code, "MOST_CONFIG_MAPS", 0)
-    with pytest.raises(ConfigError, match=r"has 0 KiB, packed, and may have 0: have git ignore"):
+    with pytest.raises(ConfigError, match=r"has 0 KiB, packed, and at most 0 are allowed: let git"):
         _ = read(own).archive
     monkeypatch.setattr(bundle, "MOST_BYTES", 5)
     with pytest.raises(ConfigError, match=r"more than 0 MiB, up to gptddp/model/gpt.py"):

@@ -84,7 +84,7 @@ MAY_NOT = (403, "it is forbidden: U cannot list resource")
     ("path", "answer", "args", "id", "status", "words"),
     [
         (OPERATOR, items(), [], "operator", "warn", "install the Kubeflow training op"),
-        (OPERATOR, items(operator(0)), [], "operator", "fail", "no pod that is ready"),
+        (OPERATOR, items(operator(0)), [], "operator", "fail", "no ready pod"),
         (OPERATOR, MAY_NOT, [], "operator", "warn", "U cannot list resource"),
         (NODES, items(node(cpu="1")), ["--cpu", "2"], "nodes", "fail", "cpu 1 of 2 (1)"),
         (NODES, items(node()), ["--gpus", "9"], "nodes", "fail", "nvidia.com/gpu 8 of 9"),

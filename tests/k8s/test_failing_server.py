@@ -73,15 +73,15 @@ SAYINGS = {  # how the error's second line begins: is it true, of the state befo
     "nothing was ": lambda before, after: before == after,
     "the job was not changed": lambda before, after: before == after,
     "the job was not created": lambda before, after: not has_job(after),
-    "the old job was deleted, and the new one is not created": (
+    "the old job was deleted, and the new job was not created": (
         lambda before, after: has_job(before) and not has_job(after)
     ),
     "the job was created": lambda before, after: has_job(after),
     "the job exists": lambda before, after: has_job(before) and has_job(after),
     "no new Job was created": lambda before, after: True,
-    "whether ": lambda before, after: True,
-    "it is deleted; whether ": lambda before, after: not has_job(after),
-    "not deleted, as far as is known": lambda before, after: True,
+    "it is not known whether ": lambda before, after: True,
+    "the job is deleted; it is not known whether ": lambda before, after: not has_job(after),
+    "probably not deleted": lambda before, after: True,
 }
 
 

@@ -75,7 +75,7 @@ def test_a_short_job_that_may_not_be_deleted_is_an_error(api, k8s):
     api.forbidden = {"DELETE jobs"}
     result = k8s("delete", "demo")
     assert result.exit_code == 1 and api.all() == [("Job", "demo")]
-    assert "not deleted, as far as is known: job.batch/demo" in result.stderr
+    assert "probably not deleted: job.batch/demo" in result.stderr
 
 
 def test_delete_waits_for_pods_and_for_the_collector(api, k8s, monkeypatch):
@@ -150,7 +150,7 @@ def test_suspend_and_resume(api, k8s):
     assert "suspended already" in k8s("suspend", "demo").stderr
     assert "`gptddp-k8s resume demo" in submit(k8s).stderr
     scaled = k8s("scale", "demo", "--replicas", "3")
-    assert "it will have them after `gptddp-k8s resume demo" in scaled.stderr
+    assert "the change takes effect with `gptddp-k8s resume demo" in scaled.stderr
     assert k8s("resume", "demo").stdout == "pytorchjob.kubeflow.org/demo resumed\n"
     assert job(api)["spec"]["runPolicy"]["suspend"] is False
     assert "not suspended" in k8s("resume", "demo").stderr

@@ -109,7 +109,7 @@ SECRET = {"name": "AB_C", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"
 @pytest.mark.parametrize(
     ("where", "change", "message"),
     [
-        (pod_spec, {"volumes": []}, "/data is of the volume data, and there is none"),
+        (pod_spec, {"volumes": []}, "/data names the volume data, which does not exist"),
         (container, {"env": [SECRET]}, "AB_C .*secretKeyRef.*: export AB_C in this shell"),
         (container, {"resources": {"limits": {"nvidia.com/gpu": 99}}}, "need 198 GPUs"),
         (worker, {"replicas": 151}, "use at most 150 --replicas"),

@@ -86,7 +86,7 @@ def test_a_local_job_whose_submit_is_gone_is_stopped(here, k8s):
     """Whatever status.json says: nobody runs its pods."""
     (here / "lock").unlink()
     shown = k8s("status", "job").stdout
-    assert "state:      Suspended" in shown and "the same submit goes on" in shown
+    assert "state:      Suspended" in shown and "the same submit continues it" in shown
     assert "Stopped" in shown
     assert k8s("wait", "job").exit_code == 103
 
@@ -148,7 +148,7 @@ def test_logs_are_those_of_the_files(here, k8s):
     assert lines[0] == f"[w0] {of_a_life()[-2]}" and lines[2:] == ["[w1] b", "[w1] c"]
     assert k8s("logs", "job", "--pod", "1").stdout.splitlines() == ["a", "b", "c"]
     result = k8s("logs", "job", "--pod", "7")
-    assert result.exit_code == 2 and "the pods that are there are 0, 1" in result.stderr
+    assert result.exit_code == 2 and "its pods are 0, 1" in result.stderr
 
 
 RUNS = """
@@ -180,7 +180,7 @@ def test_suspend_saves_and_the_same_submit_goes_on(running, finish, k8s, tmp_pat
     built, process = running
     result = k8s("suspend", "job")
     assert result.exit_code == 0 and result.stdout == "local job job suspended\n", result.output
-    assert "the same `submit --local` lets it go on" in result.stderr
+    assert "the same `submit --local` continues it" in result.stderr
     assert process.wait(5) == 130 and saved(tmp_path) == [True, True]
     assert "Suspended" in k8s("status", "job").stdout
     result = k8s("suspend", "job")

@@ -41,7 +41,7 @@ def server_in():
         ),
         ({"contexts": [{}]}, "the entry 'name' is missing"),
         (": [yaml", "{path} cannot be used .*line 1"),
-        ("just text", "{path} cannot be used .it has not the form of one"),
+        ("just text", "{path} cannot be used .it does not have the form of"),
         ("", "{path} is empty"),
     ],
 )
@@ -164,8 +164,8 @@ def credential(token):
         (plugin("echo hello"), "user u .* no login: sh: exec: failed to decode process output"),
         (plugin("echo 5"), "no login: sh: .*; log in again"),
         (plugin(credential("null")), "no login: sh has failed; log in again"),
-        (plugin(credential("{}")), "user u .* no login: sh has given neither a token nor"),
-        (plugin(credential('{"token": ""}')), "sh has given neither a token nor"),
+        (plugin(credential("{}")), "user u .* no login: sh has returned neither a token nor"),
+        (plugin(credential('{"token": ""}')), "sh has returned neither a token nor"),
         (plugin(credential('{"token": " "}')), "no login: no credentials"),
         (
             plugin(credential("{}"), apiVersion="v0"),

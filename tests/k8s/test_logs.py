@@ -214,7 +214,7 @@ def test_a_pod_that_is_not_there_is_refused_by_its_index(api, k8s, follow):
     """With those that are there; with -f one that may come is waited for."""
     api.put(job("Succeeded", replicas=4), done(0), done(1))
     asked = k8s("logs", "demo", "--pod", "7", *follow)
-    assert asked.exit_code == 2 and "the pods that are there are 0, 1" in asked.stderr
+    assert asked.exit_code == 2 and "its pods are 0, 1" in asked.stderr
     assert k8s("logs", "demo", "--pod", "3", *follow).exit_code == (0 if follow else 2)
 
 
@@ -252,7 +252,7 @@ def test_without_a_failure_it_is_said(api, k8s):
     api.put(job("Created", "Running"), pod(0))
     shown = k8s("logs", "demo", "--first-failure")
     assert (shown.exit_code, shown.stdout) == (0, "")
-    assert "demo is Running, and no pod that is there has failed" in shown.stderr
+    assert "demo is Running, and no existing pod has failed" in shown.stderr
 
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])

@@ -124,8 +124,8 @@ def test_flags_win_over_the_file(tmp_path):
         ("[job]\nname = 3", "must be a string"),
         ("[job]\nenv = {A = 1}", r"job\.env\.A is 1: it must be a string"),
         ("[job]\nenv = 'A=1'", "must be a table of strings"),
-        ('[job]\nenv = {A = "\\u0000"}', r"job\.env\.A is .*: nothing can have a NUL in it"),
-        ('[job]\ncode = "\\u0000"', "nothing can have a NUL"),
+        ('[job]\nenv = {A = "\\u0000"}', r"job\.env\.A is .*: NUL characters are not allowed"),
+        ('[job]\ncode = "\\u0000"', "NUL characters are not allowed"),
         ("[job]\ncode = 3", r"job\.code is 3: it must be the name of a folder"),
         ("[job", "is not valid TOML"),
         ("[job]\ntoleration = 1", r"job\.toleration is 1: it must be a list of strings"),
@@ -134,7 +134,7 @@ def test_flags_win_over_the_file(tmp_path):
         ("[job]\nnode_selector = {a = true}", r"node_selector\.a is true: it must be a string"),
         ('[job]\nresource = {"a/b" = true}', "a quantity"),
         ("[job]\npatch = 3", "a table, or the name of a YAML file"),
-        ("[job]\npatch = {a = 2026-01-01}", "JSON does not know .*put dates"),
+        ("[job]\npatch = {a = 2026-01-01}", "JSON does not have .*put dates"),
         ('[job]\npatch = "none.yaml"', r"cannot read the file .*none\.yaml: No such file"),
         ('[job]\npatch = "bad.yaml"', r"bad\.yaml is not YAML: line \d"),
     ],
@@ -149,7 +149,7 @@ def test_a_wrong_file_is_refused_by_key(tmp_path, text, message):
 
 def test_a_missing_file_and_two_sources_are_refused(tmp_path):
     """-f of nothing, or of a manifest, and trainer settings from two files at once."""
-    with pytest.raises(ConfigError, match="`kubectl create -f` submits one"):
+    with pytest.raises(ConfigError, match="`kubectl create -f` submits a"):
         spec.load(tmp_path / "job.yaml", {}, [])
     with pytest.raises(ConfigError, match=r"cannot read the job file .*none\.toml"):
         spec.load(tmp_path / "none.toml", {}, [])

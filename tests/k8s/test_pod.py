@@ -84,8 +84,8 @@ def test_an_option_that_is_gone_says_what_does_it_now(tmp_path, name):
     flag = "--" + name.replace("_", "-")
     for command in ("render", "prepare --source x"):
         result = CliRunner().invoke(cli, [*command.split(), flag, "x"])
-        assert result.exit_code == 2 and result.stderr.startswith(f"error: {flag} is gone: ")
-    with pytest.raises(ConfigError, match=rf"job\.{name} is gone: (use --patch with |apply a Net)"):
+        assert result.exit_code == 2 and result.stderr.startswith(f"error: {flag} was removed: ")
+    with pytest.raises(ConfigError, match=rf"job\.{name} was removed: (use --patch|apply your)"):
         spec.load(tmp_path / "job.toml", {}, [])
 
 

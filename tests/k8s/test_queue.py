@@ -53,7 +53,7 @@ def with_an_older_workload(api):
         (None, without_label, SUSPENDED, "it is suspended (spec.runPolicy.suspend)"),
         (None, without_kueue, SUSPENDED, "the cluster has no Kueue"),
         (workload(WAITS, active=False), None, SUSPENDED, "run `gptddp-k8s resume demo"),
-        (workload(*queue_cases.ADMITTED, queue_cases.CONFLICT), None, SUSPENDED, "tries no more"),
+        (workload(*queue_cases.ADMITTED, queue_cases.CONFLICT), None, SUSPENDED, "has given up"),
     ],
 )
 def test_a_job_is_queued_while_kueue_will_start_it(api, k8s, made, change, state, words):

@@ -99,7 +99,7 @@ ROWS = [
     # whether it commits a checkpoint is not known: kubectl's command, for the same cluster
     (of_others, "delete demo --context x", 2, f"`kubectl delete pytorchjob demo{THERE}"),
     (of_others, "scale demo --replicas 5 --context x", 2,
-     "was not made by gptddp-k8s", f"`kubectl scale pytorchjob demo --replicas 5{THERE}"),
+     "was not created by gptddp-k8s", f"`kubectl scale pytorchjob demo --replicas 5{THERE}"),
     (of_others, "suspend demo --context x", 2, f"`kubectl {SUSPEND % 'true'}{THERE}"),
     (of_others, "resume demo --context x", 2, f"`kubectl {SUSPEND % 'false'}{THERE}"),
     # with the name that was meant, or what shows the log of a short Job
@@ -111,15 +111,15 @@ ROWS = [
        "`kubectl logs job/prepare -n default --kubeconfig")
       for it in ("status", "logs", "wait", "suspend")),
     # an object of the name that is not ours
-    *((another(it), SUBMIT, 2, "exists, and not from gptddp-k8s", "use another --name")
+    *((another(it), SUBMIT, 2, "exists, not created by gptddp-k8s", "use another --name")
       for it in ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget", "PyTorchJob")),
-    (another("Job", "prepare"), PREPARE, 2, "not from gptddp-k8s: use another --name"),
+    (another("Job", "prepare"), PREPARE, 2, "not created by gptddp-k8s: use another --name"),
     # without the companion the pods would start unprotected
     (leaving, SUBMIT, 1, "networkpolicy.networking.k8s.io/demo is being"),
     # what pods would wait for
     (nothing, f"{PREPARE} --env-from-secret PASS=proxy/pass", 2, "there is no Secret proxy"),
     (without("PersistentVolumeClaim", "runs"), SUBMIT, 2, "nothing was created",
-     "there is no claim runs (--runs) in the namespace default: make one that is "),
+     "there is no claim runs (--runs) in the namespace default: create it as "),
     (without("PersistentVolumeClaim", "runs"), "sample demo", 2, "no claim runs"),
     (nothing, "prepare --source nope", 2, "no claim nope (--source)"),
     (claim(status={"phase": "Lost"}, spec={"volumeName": "pv-7"}), SUBMIT, 2,
@@ -144,7 +144,7 @@ ROWS = [
     (fixed_workloads, "suspend demo", 1, "the job was not changed; `gptddp-k8s delete"),
     *((hidden_workloads, it, 1, 'cannot list resource "workloads"', "nothing was changed")
       for it in ("suspend demo", "resume demo", "scale demo --replicas 2")),
-    (without_volumes, "sample demo", 2, "has no volumes data and runs: is it of"),
+    (without_volumes, "sample demo", 2, "has no volumes data and runs: is it gptddp"),
     *((nothing, f"logs demo {it}", 2, "leave one out")
       for it in ("--first-failure -f", "--first-failure --previous", "--first-failure --pod 0",
                  "-f --previous")),

@@ -54,7 +54,7 @@ def test_who_may_not_read_events_is_told_the_rest(api, k8s):
     submit(k8s)
     api.forbidden = {"GET events"}
     result = k8s("status", "demo")
-    assert result.exit_code == 0 and "for what is not to be seen" in result.stdout
+    assert result.exit_code == 0 and "the reason is unknown" in result.stdout
     assert "nothing is wrong" not in result.stdout
     assert k8s("logs", "demo").exit_code == 0
 

@@ -90,7 +90,7 @@ def test_one_job_toml_serves_all_commands(tmp_path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--source", "v/set/raw", "--data", "v/set"], "lies in --data v/set"),
+        (["--source", "v/set/raw", "--data", "v/set"], "is inside --data v/set"),
         (["--source", "v", "--data", "v"], "a folder of its own"),
         (["--source", "v/../x"], "--source: 'v/../x' is not the name of a Persist"),
         (["--source", "v", "--wait"], "--dry-run asks no cluster: leave out --wait"),

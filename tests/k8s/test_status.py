@@ -45,7 +45,7 @@ def test_status_says_how_a_job_does(k8s, api, running):
     rows = dict(x.split(":", 1) for x in result.stdout.split("\n\n")[0].splitlines())
     rows = {key: value.strip() for key, value in rows.items()}
     assert rows["state"] == "Running on 3 of 4: demo-worker-3 is being replaced"
-    assert rows["pods"] == "3 of 4 ready (goes on with 2 to 4)"
+    assert rows["pods"] == "3 of 4 ready (runs with 2 to 4)"
     assert rows["why"].startswith("pod demo-worker-3: cannot get the image gptddp:0.2.0")
     assert rows["step"] == "130/400  loss 3.1002"  # its speed is of four ranks
     assert rows["bits/byte"] == "1.900"

@@ -80,7 +80,7 @@ def test_the_same_job_again_changes_nothing(api, k8s):
     del api.writes[:]
     result = submit(k8s)
     assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo unchanged\n")
-    assert "with this very spec and is Running" in result.stderr
+    assert "with the same spec and is Running" in result.stderr
     worker(job(api))["replicas"] = 2
     worker(job(api))["template"]["spec"]["nodeSelector"] = {"of": "Kueue"}
     result = submit(k8s)
@@ -152,7 +152,7 @@ def test_what_a_run_has_fixed_is_told_before_its_job_makes_room(api, k8s, state)
     submit(k8s, "--", "--steps", "5", "--lanes", "8")
     end(api, state)
     result = submit(k8s, "--", "--steps", "6", "--batch", "8")
-    told = "continues its run, which refuses another --batch than it was begun with; another --name"
+    told = "its run, which refuses another --batch than it was started with; another --name"
     assert result.exit_code == 2 and told in result.stderr
     assert "refuses" not in submit(k8s, "--", "--steps", "6", "--lanes", "8").stderr
 

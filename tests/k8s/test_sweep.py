@@ -55,7 +55,7 @@ def test_the_same_sweep_again_creates_only_what_is_missing(api, k8s):
         (["--sweep", "lrr=1"], "unknown field 'lrr': did you mean 'lr'?"),
         (["--sweep", "data=a,b"], "--data cannot be swept: give it once for all runs, after --"),
         (["--sweep", "lr=1", "--", "--lr", "2"], "--lr is given before and after --"),
-        (["--sweep", "n-layer=2", "--name", "a" * 60], "63 are the most"),
+        (["--sweep", "n-layer=2", "--name", "a" * 60], "may have at most 63"),
         (["--sweep", "n-layer=2", "--sweep", "n_layer=3"], "n_layer is given twice"),
         (["--sweep", "lr"], "is not of the form FIELD=A,B..."),
     ],

@@ -202,4 +202,4 @@ def test_who_leaves_a_wait_is_told_that_the_job_goes_on(api, k8s, monkeypatch):
     monkeypatch.setattr(wait, "until_done", interrupted)
     done = k8s("submit", "--name", "demo", "--wait")
     assert done.exit_code == 130 and ("pytorchjobs", "demo") in api.objects
-    assert f"the job goes on; `gptddp-k8s delete demo --kubeconfig {api.kubeconfig}" in done.stderr
+    assert f"job continues; `gptddp-k8s delete demo --kubeconfig {api.kubeconfig}" in done.stderr

@@ -94,7 +94,7 @@ def test_without_a_terminal_it_is_printed_once(watch, said):
     for name, text in rows(progress(said)).items():
         line = rf"^{name}: +{re.escape(text)}$"
         assert not text or (re.search(line, result.stdout, re.M) and re.search(line, shown, re.M))
-    assert "-o json goes on" in result.stderr
+    assert "-o json repeats it" in result.stderr
 
 
 def test_as_json_it_is_a_line_a_look_until_the_end(running, watch):

@@ -97,7 +97,7 @@ def test_a_lost_node_is_told_when_the_grace_is_over():
 def test_a_pod_that_starts_slowly_is_told():
     """Of a job that has not run at once; of one that has, when it takes long."""
     new = pod(3, waiting("ContainerCreating"), phase="Pending")
-    told = "pod demo-worker-3: on its way on node gptddp-worker"
+    told = "pod demo-worker-3: starting on node gptddp-worker"
     assert sentence(job("Created"), [new], now=seconds(at(2))) == told
     assert sentence(job("Restarting"), [new], now=seconds(at(10))) == ""
     assert sentence(job("Restarting"), [new], now=seconds(at(12))) == told
@@ -120,7 +120,7 @@ def test_a_pod_that_was_replaced_is_told_for_a_while():
     assert first == f"{text}; it was replaced{see}"
     assert sentence(made, pods, [lost, new]) == ""
     new["count"] = 8
-    assert sentence(made, pods, [lost, new]) == f"{text}; it was replaced, 7 times by now{see}"
+    assert sentence(made, pods, [lost, new]) == f"{text}; it was replaced, 7 times so far{see}"
     new["count"] = 1  # not replaced: its container restarts
     assert sentence(made, pods, [lost, new], seconds(at(20))) == ""
     new["count"], lost["message"] = 2, lost["message"].replace("137", "0")
