@@ -285,7 +285,7 @@ class Cluster:
             to = (error.headers or {}).get("Location")
             return self._no_api_server(f"{said}, to {to}" if to else said)
         if error.status == 401:
-            message = f"the cluster does not accept who you are ({message}): log in again"
+            message = f"the cluster does not accept your login ({message}): log in again"
         if error.status == 403 and " cannot " in message:
             message += "; ask for the right, or use another --context"
         if "failed calling webhook" in message:

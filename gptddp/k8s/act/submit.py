@@ -94,7 +94,7 @@ def _create(cluster: Cluster, objects: Sequence[Object], line: str) -> tuple[Obj
     *helpers, job = objects
     meta = job["metadata"]
     undo = f"`gptddp-k8s delete {meta['name']}{cluster.flags}` removes what exists"
-    beside = f"the job was not created, only other objects of it; {AGAIN}, or {undo}"
+    beside = f"the job was not created, only objects beside it; {AGAIN}, or {undo}"
     with says(beside, errors=GptddpError):
         for helper in helpers:
             companion.apply(cluster, helper)

@@ -114,7 +114,7 @@ def _say_usage(error: click.ClickException) -> int:
         return error.exit_code
     _say(f"error: {visible_lines(error.format_message())}")
     if ctx := getattr(error, "ctx", None):
-        _say(f"`{ctx.command_path} --help` shows what it takes")
+        _say(f"`{ctx.command_path} --help` shows its options")
     return error.exit_code
 
 

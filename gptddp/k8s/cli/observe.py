@@ -130,7 +130,7 @@ def logs(
 
 # Options without meaning beside another option of `logs`, and the reason.
 _WITH = {
-    "first_failure": (("follow", "previous", "pod"), "it finds the one container to show itself"),
+    "first_failure": (("follow", "previous", "pod"), "it selects one container that has failed"),
     "follow": (("previous",), "previous containers write no new lines"),
     "local": (("since", "previous", "first_failure"), "a local pod has one log, without times"),
 }

@@ -129,7 +129,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             return connected(*args, **options)
         for name in ("namespace", "context", "kubeconfig"):
             if options.pop(name):
-                raise click.UsageError(f"--{name} has no meaning here: --local asks no cluster")
+                raise click.UsageError(f"--{name} has no meaning here: --local uses no cluster")
         from gptddp.k8s.local.seen import LocalJobs
 
         return command(*args, cluster=LocalJobs(local_dir or LOCAL_DIR), **options)

@@ -30,7 +30,7 @@ IMAGE = f"gptddp:{__version__}"
 _MAIN = {
     "The Job": ("--source", "--data", "--name", "--image", "--cpu", "--memory"),
     "On a cluster": ("--namespace", "--context", "--dry-run", "--wait", "--follow", "--timeout"),
-    "What a cluster asks of its pods": ("--file", "--service-account"),
+    "Cluster requirements": ("--file", "--service-account"),
     "Help": ("--help-all",),
 }
 
@@ -90,7 +90,7 @@ def prepare(
     """
     refuse_timeout(timeout, wait or follow)
     if dry_run and (wait or follow):
-        raise click.UsageError("--dry-run asks no cluster: leave out --wait and --follow")
+        raise click.UsageError("--dry-run uses no cluster: leave out --wait and --follow")
     from gptddp.k8s.render import short_job_manifest
     from gptddp.k8s.render.manifest import to_yaml
 

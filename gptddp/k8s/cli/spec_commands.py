@@ -31,7 +31,7 @@ MAIN = {
     "Pods": ("--replicas", "--min", "--max", "--cpu", "--memory", "--gpus", "--env"),
     "Volumes": ("--data", "--runs"),
     "A queue of Kueue": ("--queue",),
-    "What a cluster asks of its pods": ("--service-account",),
+    "Cluster requirements": ("--service-account",),
     "On a cluster": ("--context", "--dry-run", "--replace", "--wait", "--follow"),
     "On this machine": ("--local",),
     "Help": ("--help-all",),
