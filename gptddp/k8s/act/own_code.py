@@ -36,7 +36,7 @@ def _files(cluster: Cluster, live: Object, objects: Sequence[Object]) -> list[Di
         return []
     try:
         old = code_volume.files_in([cluster.get("ConfigMap", name) or {} for name in there])
-    except (ClusterError, ValueError):  # the files are only a help
+    except (ClusterError, ValueError):  # the list of files is optional
         return []
     new = code_volume.files_in(wanted)
     return [

@@ -146,7 +146,7 @@ def starting(facts: Facts, pending: bool) -> Iterator[Cause]:
         begins = not waiting or any(it.get("reason") in BEGINNING for it in waiting)
         if not begins or has_ended(pod) or not (pending or age_s(pod, facts.now) > START_S):
             continue
-        # Only the kubelet's events: the scheduler's times have fractions of a second, these none.
+        # Only the kubelet's events: the scheduler's times have fractions of a second.
         last = max(facts.about(pod, "Pulling", "Pulled"), key=event_time, default={})
         pulls = f": {last.get('message')}" if last.get("reason") == "Pulling" else ""
         where = f"starting on node {spec.get('nodeName')}{pulls}"

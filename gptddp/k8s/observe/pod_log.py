@@ -60,7 +60,7 @@ class RecentLines:
         self._seconds[second].append(line)
 
     def counts(self) -> Counter[str]:
-        """The lines that the next connection will repeat, with their numbers."""
+        """The lines that the next connection will repeat, each with its count."""
         return Counter(line for lines in self._seconds.values() for line in lines)
 
 
