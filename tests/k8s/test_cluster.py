@@ -69,7 +69,7 @@ OTHER = "{} answers with .*, unlike the API server of a cluster"
         ([http(b'{"login": "now"}')], OTHER),
         ([http(b"[" * 100_000)], OTHER),
         ([http(PAGE, "302 Found", more="Location: https://sso\r\n")], "302 Found, to https://sso"),
-        ([http(PAGE, "502 Bad Gateway", "text/html")], "502 Bad Gateway, and not as"),
+        ([http(PAGE, "502 Bad Gateway", "text/html")], "502 Bad Gateway, unlike"),
         ([http(PAGE, "404 Not Found", "text/html")] * 2, OTHER),
         ([NONE, NONE], OTHER),
         ([NONE, http(PAGE, kind="text/html")], OTHER),

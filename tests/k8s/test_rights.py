@@ -108,7 +108,7 @@ def test_a_key_created_by_the_user_is_not_changed(api, k8s):
 
 @pytest.mark.parametrize(
     ("verb", "words"),
-    [("GET", "U cannot do this"), ("POST", "is not there"), ("PATCH", "U cannot do this")],
+    [("GET", "U cannot do this"), ("POST", "does not exist"), ("PATCH", "U cannot do this")],
 )
 def test_without_rights_to_secrets_a_warning_has_the_command(api, k8s, verb, words):
     """One warning each time, with the command for another user; submit and delete continue."""
@@ -162,4 +162,4 @@ def test_a_running_job_gets_no_new_key(api, k8s):
     del api.writes[:]
     result = submit(k8s)
     assert result.exit_code == 0 and api.writes == []
-    assert "warning: the Secret demo" in result.stderr and "is not there" in result.stderr
+    assert "warning: the Secret demo" in result.stderr and "does not exist" in result.stderr

@@ -73,7 +73,7 @@ BROKEN = [
         ["--metrics-port", "23457"],
         "two ports share a containerPort",
     ),
-    ("queue", {"priority": "high"}, [], "--priority: it is Kueue's"),
+    ("queue", {"priority": "high"}, [], "--priority: it is for Kueue"),
     ("queue", {"topology": "unconstrained"}, [], "add --queue NAME"),
 ]
 # (rule, patch, words)
@@ -123,7 +123,7 @@ PATCHES = [
     ("words", {"spec": {"elasticPolicy": {"rdzvConf": []}}}, "makes the operator panic"),
     ("words", {"spec": {"elasticPolicy": {"standalone": True}}}, "standalone: torchrun fails"),
     ("queue", in_worker(template={"metadata": {"labels": {QUEUE: "a"}}}), "each pod separately"),
-    ("queue", {"metadata": {"annotations": {"kueue.x-k8s.io/elastic-job": "1"}}}, "no PyTorchJob"),
+    ("queue", {"metadata": {"annotations": {"kueue.x-k8s.io/elastic-job": "1"}}}, "not PyTorchJob"),
     (
         "queue",
         {"metadata": {"labels": {QUEUE: "a"}}, "spec": {"elasticPolicy": {"metrics": [1]}}},

@@ -87,5 +87,5 @@ QUEUE_CASES = [
      "is there a WorkloadPriorityClass high (metadata.labels[kueue.x-k8s.io/priority-class])?"),
     ("not-queued", runs(), "it runs outside of its queue team and of any quota: Kueue has no Work"),
     ("not-queued", runs(kueue=False), "of any quota: the cluster has no Kueue"),
-    ("no-kueue", facts(kueue=False), "and the cluster has no Kueue"),
+    ("no-kueue", facts(kueue=False), "but the cluster has no Kueue"),
 ]  # fmt: skip

@@ -160,11 +160,11 @@ def submit(
     """Start a job on a cluster, or on this machine.
 
     The cluster is the one of kubectl's context. Repeating the command changes nothing. If a job of
-    that name has other settings, the command prints the difference and exits. A job that has ended
-    stays, with its logs, unless --replace deletes it: its run continues from the newest checkpoint.
-    With --local, each pod runs as a process on this machine until the job ends; repeat the command
-    to continue it. Memory limits and read-only mounts are not enforced there. Exit code 0:
-    submitted, or with --wait or --local: succeeded; 100: failed, 124: timed out, 130: Ctrl-C.
+    that name has other settings, the command prints the difference and exits. An ended job stays,
+    with its logs, unless --replace deletes it: its run continues from the newest checkpoint. Each
+    pod is a process on this machine with --local, until the job ends; repeat the command to
+    continue it. Memory limits and read-only mounts are not enforced there. Exit code 0: submitted
+    (with --wait or --local: succeeded), 100: failed, 124: timed out, 130: Ctrl-C.
 
     \b
     gptddp-k8s submit --replicas 4 -- --steps 1000
