@@ -91,7 +91,7 @@ def test_a_command_of_many_options_shows_those_that_people_set(name):
     assert sorted(options(everything)) == sorted([*known, "--help", "--help-all"])
     assert set(options(text)) < set(options(everything)) and len(options(text)) <= 25
     assert f"`gptddp-k8s {name} --help-all` shows all options." in text
-    assert text.index("--name") < text.index("What a cluster asks of its pods:")
+    assert text.index("--name") < text.index("Cluster requirements:")
     assert "--toleration" in everything and "--toleration" not in text
 
 

@@ -1,7 +1,7 @@
-"""The Kubernetes API as this package needs it, over the package `kubernetes`.
+"""The part of the Kubernetes API that gptddp needs, through the package `kubernetes`.
 
-Objects go in and come out as plain dicts. Every failure is a ClusterError with the server's own
-words, except "not found", which is an answer: None or False.
+Objects are plain dicts. Every failure is a ClusterError with the server's message, except "not
+found", which is a result: None or False.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from gptddp.k8s.objects import CLUSTER_WIDE, ROUTES, Object
 
 JOB = "PyTorchJob"
 FIELD_MANAGER = "gptddp-k8s"
-_CONNECT_S, _QUIET_S = 5.0, 30.0  # to connect; between two bytes of an answer
+_CONNECT_S, _QUIET_S = 5.0, 30.0  # timeouts: to connect; between two bytes of an answer
 INSTALL_OPERATOR = (
     "install the Kubeflow training operator v1.9, by `kubectl apply --server-side -k "
     "github.com/kubeflow/training-operator/manifests/overlays/standalone?ref=v1.9.4`"
@@ -35,11 +35,11 @@ _Otherwise = TypeVar("_Otherwise")
 
 
 class _NoObject(ClusterError):
-    """The server knows the kind, and has no object of this name."""
+    """The server knows the kind, but has no object of this name."""
 
 
 def if_allowed(call: Callable[[], _Answer], otherwise: _Otherwise) -> _Answer | _Otherwise:
-    """What the call returns, or `otherwise` where the server answers that we may not (403)."""
+    """The result of the call, or `otherwise` if the server forbids it (403)."""
     try:
         return call()
     except ClusterError as error:
@@ -49,19 +49,19 @@ def if_allowed(call: Callable[[], _Answer], otherwise: _Otherwise) -> _Answer | 
 
 
 class Cluster:
-    """One namespace of one cluster; may be used by several threads."""
+    """One namespace of one cluster; safe for use by several threads."""
 
-    local = False  # are they the jobs of this machine, in the place of a cluster's?
+    local = False  # True: the jobs of this machine in place of a cluster's
 
     def __init__(self, log_in: LogIn | None, namespace: str, flags: str = "") -> None:
-        """log_in: gives a client and its namespace; asked again when the login has run out."""
+        """log_in: returns a client and its namespace; called again when the login has expired."""
         self._log_in = log_in
-        self._one = threading.Lock()  # thread logs in
+        self._one = threading.Lock()  # held during a login, by one thread at a time
         self._client: Any
         self._client, own = log_in() if log_in else (None, "")
         self.namespace = namespace or own
-        self.flags = flags  # the options that name it, for a command to type next
-        # the same for kubectl, with the namespace in any case: a file may have named it
+        self.flags = flags  # the options that name the cluster, for suggested commands
+        # the same for kubectl, always with the namespace, which may come from a job file
         self.kubectl = flags if flags.startswith(" -n ") else f" -n {self.namespace}{flags}"
 
     def get(self, kind: str, name: str) -> Object | None:
@@ -79,17 +79,17 @@ class Cluster:
         return found
 
     def not_found(self, name: str) -> NotFoundError:
-        """The error for a name without a job, with the names that may have been meant."""
+        """The error for a name without a job, with similar names."""
         with contextlib.suppress(ClusterError):
             if self.get("Job", name):  # of `prepare`
                 look = f"`kubectl logs job/{name}{self.kubectl}` shows its log"
-                return NotFoundError(f"{name} is a short Job, and no training job: {look}")
+                return NotFoundError(f"{name} is a short Job, not a training job: {look}")
         near = self.near(JOB, name)
         there = f"there are {', '.join(near)}" if near else "-n names another, as `list -A` shows"
         return NotFoundError(f"no PyTorchJob {name} in the namespace {self.namespace}: {there}")
 
     def near(self, kind: str, meant: str) -> list[str]:
-        """The names of a kind that may have been meant, else some of them; they are only a help."""
+        """Similar names of a kind, else some of its names; empty if they cannot be read."""
         try:
             names = [str(it["metadata"]["name"]) for it in self.find(kind)]
         except ClusterError:
@@ -97,7 +97,7 @@ class Cluster:
         return difflib.get_close_matches(meant, names, n=3) or names[:5]
 
     def find(self, kind: str, selector: str = "", everywhere: bool = False) -> list[Object]:
-        """Objects of a kind by label selector, of this namespace or of all."""
+        """Objects of a kind by label selector, in this namespace or in all."""
         query = {"labelSelector": selector} if selector else {}
         return self._items(self._path(kind, everywhere=everywhere), query)
 
@@ -110,7 +110,7 @@ class Cluster:
         )
 
     def create(self, body: Mapping[str, Any], dry_run: bool = False) -> Object:
-        """Create an object, with no field that the server does not know; 409 if it exists."""
+        """Create an object without fields that the server does not know; 409 if it exists."""
         return self._json("post", self._path(body["kind"]), _writing(dry_run), body)
 
     def patch(self, kind: str, name: str, patch: Mapping[str, Any]) -> Object:
@@ -119,7 +119,7 @@ class Cluster:
         return self._json("patch", self._path(kind, name), _writing(False), patch, merge)
 
     def apply(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Object:
-        """Server-side apply: create the object, or make our fields of it what `body` says.
+        """Server-side apply: create the object, or set our fields of it to those of `body`.
 
         A field that somebody else has set to another value becomes ours.
         """
@@ -128,9 +128,9 @@ class Cluster:
         return self._json("patch", path, query, body, "application/apply-patch+yaml")
 
     def delete(self, kind: str, name: str, uid: str | None = None) -> bool:
-        """Delete an object, and in the background what it owns; False if it was not there.
+        """Delete an object, and in the background the objects it owns; False if it did not exist.
 
-        uid: of the object that is meant. Another one that has taken its name stays (409).
+        uid: uid of the object; another object that has taken its name stays (409).
         """
         options: Object = {"propagationPolicy": "Background"}
         options |= {"preconditions": {"uid": uid}} if uid else {}
@@ -141,7 +141,7 @@ class Cluster:
         return True
 
     def ask(self, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Object:
-        """Any other path of the API: a GET, or with a body a POST. Raises ClusterError."""
+        """Request any other path of the API: GET, or POST with a body. Raises ClusterError."""
         return self._json("get" if body is None else "post", path, query, body)
 
     def log(
@@ -157,11 +157,11 @@ class Cluster:
         container: str = "",
         keep_ends: bool = False,
     ) -> Iterator[str]:
-        """The lines of a pod's log, each opened by its RFC 3339 time and a space.
+        """The lines of a pod's log, each with its RFC 3339 time and a space before it.
 
-        With `keep_ends` whole lines keep their line feed: a last one without may be torn. Raises
-        ClusterError where the connection breaks, or stays silent for `quiet_s`: every line that
-        was given until then is whole.
+        With `keep_ends` whole lines keep their line feed; a last line without it may be cut. Raises
+        ClusterError if the connection breaks, or is silent for `quiet_s`; all lines before that are
+        whole.
         """
         query = {
             "timestamps": "true",
@@ -180,7 +180,7 @@ class Cluster:
                     text = line.decode("utf-8", "replace")
                     yield text if keep_ends else text.removesuffix("\n")
         finally:
-            answer.close()  # one that is left early has more to come: it cannot be used again
+            answer.close()  # a connection with unread data cannot be reused
 
     @property
     def server(self) -> str:
@@ -188,7 +188,7 @@ class Cluster:
         return str(self._client.configuration.host)
 
     def _path(self, kind: str, name: str | None = None, everywhere: bool = False) -> str:
-        """The address of objects; None: of all of a kind. Raises ConfigError for no name."""
+        """The path of an object, or of all objects of a kind (None). Raises ConfigError for ""."""
         group, plural = ROUTES[kind]
         wide = everywhere or kind in CLUSTER_WIDE
         scope = "" if wide else f"/namespaces/{_segment('namespace', self.namespace)}"
@@ -208,7 +208,7 @@ class Cluster:
         answer = self._send(method, path, query, body, content_type)
         with self._reached():
             value = _table(answer.data)
-        # every answer is an object of the API, but for that of /version
+        # every answer is an object of the API, except the answer of /version
         if not value.keys() & {"kind", "gitVersion"}:
             raise self._no_api_server(answer.headers.get("Content-Type") or "something")
         return value
@@ -222,7 +222,7 @@ class Cluster:
         content_type: str = "application/json",
         quiet_s: float | None = _QUIET_S,
     ) -> Any:
-        """The answer to what the server has done, not yet read. Raises ClusterError for others."""
+        """The unread answer of a successful request. Raises ClusterError for a failed one."""
         from kubernetes.client import ApiException
 
         assert self._log_in is not None
@@ -242,16 +242,16 @@ class Cluster:
             except ApiException as error:
                 if last or error.status != 401:
                     raise self._refusal(path, error) from None
-            # The package keeps a token without an end, and that of a file, for good:
+            # The package never renews a token without an expiry time, or from a file:
             # https://github.com/kubernetes-client/python/issues/741
             with self._one:
-                if self._client is client:  # else another thread has
+                if self._client is client:  # else another thread has logged in
                     self._client, _ = self._log_in()
         raise AssertionError
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:
-        """Makes every failure on the way to the server, or back, a ClusterError."""
+        """Turn every failure of the connection into a ClusterError."""
         from kubernetes.client import ApiException
         from kubernetes.config import ConfigException
         from urllib3.exceptions import HTTPError, ProxyError
@@ -271,13 +271,13 @@ class Cluster:
             raise ClusterError(f"{where}: {words}; {fix}") from None
 
     def _refusal(self, path: str, error: Any) -> ClusterError:
-        """What the server has said, with the fix where there is one."""
+        """The server's error as a ClusterError, with a fix if there is one."""
         status = _table(error.body)
         message = str(status.get("message") or "")
         if error.status == 404:
             if (status.get("details") or {}).get("name"):
                 return _NoObject(message, 404)
-            # A path that it does not have is answered in plain text, and so does any other server.
+            # An API server answers an unknown path in plain text, like any other server.
             if status or (path != "/version" and self._is_api_server()):
                 return ClusterError(_not_installed(path), 404)
         if not message:
@@ -285,7 +285,7 @@ class Cluster:
             to = (error.headers or {}).get("Location")
             return self._no_api_server(f"{said}, to {to}" if to else said)
         if error.status == 401:
-            message = f"the cluster does not accept who you are ({message}): log in again"
+            message = f"the cluster does not accept your login ({message}): log in again"
         if error.status == 403 and " cannot " in message:
             message += "; ask for the right, or use another --context"
         if "failed calling webhook" in message:
@@ -302,8 +302,8 @@ class Cluster:
 
     def _no_api_server(self, said: str) -> ClusterError:
         return ClusterError(
-            f"{self.server} answers with {said}, and not as the API server of a cluster does: is "
-            "it the right `server` in the kubeconfig, or is a proxy or a login page before it?"
+            f"{self.server} answers with {said}, unlike the API server of a cluster: is it the "
+            "right `server` in the kubeconfig, or is there a proxy or a login page before it?"
         )
 
 
@@ -312,7 +312,7 @@ def connect(
 ) -> Cluster:
     """The cluster of kubectl's configuration (KUBECONFIG, ~/.kube/config), else of this pod.
 
-    The namespace is the given one, else the context's. Raises ClusterError; nothing is sent yet.
+    The namespace is the given one, else the context's. Raises ClusterError. Sends nothing yet.
     """
     flags = {"-n": namespace, "--context": context, "--kubeconfig": kubeconfig}
     given = "".join(f" {k} {shlex.quote(str(v))}" for k, v in flags.items() if v)
@@ -320,7 +320,7 @@ def connect(
 
 
 def _table(text: Any) -> dict[str, Any]:
-    """A JSON object; {} for what is none."""
+    """Parse a JSON object; {} for any other text."""
     try:
         value = json.loads(text)
     except (TypeError, ValueError, RecursionError):
@@ -329,20 +329,20 @@ def _table(text: Any) -> dict[str, Any]:
 
 
 def _writing(dry_run: bool) -> dict[str, str]:
-    """The query of a request that writes: no field is accepted that the server does not know."""
+    """The query of a request that writes: the server refuses unknown fields."""
     query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
     return query | ({"dryRun": "All"} if dry_run else {})
 
 
 def _segment(kind: str, name: str) -> str:
-    """A name as a part of an address: nothing in it may lead elsewhere."""
+    """A name as a segment of a path, quoted so that it cannot lead elsewhere."""
     if not name or set(name) <= {"."}:
         raise ConfigError(f"{name!r} cannot name a {kind}")
     return quote(name, safe="")
 
 
 def _not_installed(path: str) -> str:
-    """A server without what a path begins with: /apis/GROUP/VERSION."""
+    """The message for a server without the API group of a path: /apis/GROUP/VERSION."""
     if ROUTES[JOB][0] in path:
         return f"the cluster has no PyTorchJob; {INSTALL_OPERATOR}"
     return f"the cluster does not know {'/'.join(path.split('/')[2:4])}: is it installed?"

@@ -5,11 +5,11 @@ import signal
 
 from gptddp.errors import ConfigError, GptddpError
 
-# How a command ends. A refusal has the exit code of its error: see also gptddp.errors.
+# Exit codes of commands. A refusal has the exit code of its error: see also gptddp.errors.
 
 
 class ClusterError(GptddpError):
-    """The API server cannot be reached, or refuses. status: of HTTP, 0 where no answer came."""
+    """The API server cannot be reached, or refuses. status: of HTTP; 0: no answer."""
 
     exit_code = 1
 
@@ -31,20 +31,20 @@ class JobFailed(GptddpError):
 
 
 class TimedOut(GptddpError):
-    """The wait is over before the Job is."""
+    """The Job has not ended within the time limit."""
 
     exit_code = 124
 
 
 SUCCEEDED = 0
 FAILED = JobFailed.exit_code  # the job, or a Job's program
-GONE = NotFoundError.exit_code  # there is no such job, or no more
+GONE = NotFoundError.exit_code  # there is no such job, or not any more
 SUSPENDED = 103
 TIMED_OUT = TimedOut.exit_code
 INTERRUPTED = 128 + signal.SIGINT
-BROKEN_PIPE = 128 + signal.SIGPIPE  # nobody reads what it writes
+BROKEN_PIPE = 128 + signal.SIGPIPE  # the reader of its output is gone
 
-# How a container ends. The operator replaces a pod whose code is 128 or more.
+# Exit codes of containers. The operator replaces a pod whose code is 128 or more.
 BAD_INPUT = ConfigError.exit_code
 NOT_EXECUTABLE = 126
 NOT_STARTED = 128
@@ -89,10 +89,10 @@ def described(code: int) -> str:
 
 
 def reason(message: str, limit: int = 500) -> str:
-    """The line that says why, of a container's termination message: the end of its log.
+    """The reason in a container's termination message, which is the end of its log.
 
-    A rank's final error as the launcher passes it on, else the launcher's own last message, else
-    the last line there is. The lines after a launcher's belong to it until another writer's.
+    A rank's final error as the launcher reports it, else the launcher's own last message, else the
+    last line. Lines after a launcher's line belong to it, up to a line of another writer.
     """
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     if not lines:

@@ -1,4 +1,4 @@
-"""Kubernetes objects as plain dicts, as the API gives them, and small questions to them."""
+"""Kubernetes objects as plain dicts, as the API returns them, and small functions on them."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -8,9 +8,9 @@ Object = dict[str, Any]
 
 QUEUE = "kueue.x-k8s.io/queue-name"  # labels of a job: its LocalQueue in Kueue
 PRIORITY = "kueue.x-k8s.io/priority-class"  # and its WorkloadPriorityClass there
-SUBMIT_LINE = "gptddp/submit"  # annotation of a job: the command that has created it, as typed
+SUBMIT_LINE = "gptddp/submit"  # annotation of a job: the command line that created it
 MANAGED = "app.kubernetes.io/managed-by=gptddp-k8s"
-ROUTES = {  # kind: (API group and version, plural), as in an address
+ROUTES = {  # kind: (API group and version, plural), as in a path
     "PyTorchJob": ("apis/kubeflow.org/v1", "pytorchjobs"),
     "Job": ("apis/batch/v1", "jobs"),
     "Pod": ("api/v1", "pods"),
@@ -51,7 +51,7 @@ def replica_specs(job: Object) -> dict[str, Object]:
 
 
 def worker_spec(job: Object) -> Object:
-    """The entry of the job's workers; of a job with a Master alone, that one's."""
+    """The entry of the job's workers, or of the Master if the job has no workers."""
     specs = replica_specs(job)
     return specs["Worker"] if "Worker" in specs else specs["Master"]
 
@@ -63,17 +63,17 @@ def worker_pod_spec(job: Object) -> Object:
 
 
 def replica_count(replica_spec: Object) -> int:
-    """The pods that one entry asks for."""
+    """The number of pods that one entry requests."""
     return int(replica_spec.get("replicas", 1))
 
 
 def wanted_pods(job: Object) -> int:
-    """The pods that the job asks for now, of all roles."""
+    """The number of pods that the job requests now, in all roles."""
     return sum(map(replica_count, replica_specs(job).values()))
 
 
 def ranks_per_pod(job: Object) -> int | None:
-    """How many ranks each pod has; None where torchrun decides that, as for `auto`."""
+    """The number of ranks per pod; None if torchrun decides it, as for `auto`."""
     text = str(job["spec"].get("nprocPerNode") or 1)
     return int(text) if text.isdigit() else None
 
@@ -83,12 +83,12 @@ def suspended(job: Object) -> bool:
 
 
 def is_local(job: Object) -> bool:
-    """Is it a job on this machine, of which no cluster knows?"""
+    """Is it a local job, without a cluster?"""
     return bool((job.get("status") or {}).get("local"))
 
 
 def queue_name(job: Object) -> str:
-    """The queue of Kueue that the job is to wait in; empty: none."""
+    """The job's queue of Kueue; "": none."""
     return str((job["metadata"].get("labels") or {}).get(QUEUE) or "")
 
 
@@ -100,14 +100,14 @@ def volume_claims(pod_spec: Object) -> Iterator[tuple[str, str]]:
 
 
 def claim_at(pod_spec: Object, path: str) -> str:
-    """The claim that a pod's first container has at this path; empty for none."""
+    """The claim at this path in a pod's first container; "": none."""
     containers = pod_spec.get("containers") or [{}]
     mounts = {it["mountPath"]: it["name"] for it in containers[0].get("volumeMounts") or []}
     return dict(volume_claims(pod_spec)).get(mounts.get(path, ""), "")
 
 
 def argument(pod_spec: Object, option: str) -> str:
-    """The value of an option of the first container's program; empty for none."""
+    """The value of an option of the first container's program; "": none."""
     args = (pod_spec.get("containers") or [{}])[0].get("args") or []
     return str(args[args.index(option) + 1]) if option in args[:-1] else ""
 
@@ -137,7 +137,7 @@ def container_statuses(pod: Object) -> Iterator[Object]:
 
 
 def is_ready(pod: Object) -> bool:
-    """Does the pod run, with every container ready, and is it not being deleted?"""
+    """Does the pod run with every container ready, and is not being deleted?"""
     status = pod.get("status") or {}
     own = status.get("containerStatuses") or []
     running = status.get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
@@ -150,13 +150,13 @@ def has_ended(pod: Object) -> bool:
 
 
 def has_log(pod: Object) -> bool:
-    """Has a container of the pod been started?"""
+    """Has any container of the pod started?"""
     states = [c.get(key) or {} for c in container_statuses(pod) for key in ("state", "lastState")]
     return any("running" in state or "terminated" in state for state in states)
 
 
 def started(pod: Object) -> float:
-    """When the newest of the pod's containers was started, in unix seconds; 0: none runs."""
+    """Start time of the pod's newest running container, in unix seconds; 0: none runs."""
     states = [(c.get("state") or {}).get("running") or {} for c in container_statuses(pod)]
     return max((seconds(it.get("startedAt")) or 0.0 for it in states), default=0.0)
 
@@ -165,13 +165,13 @@ def started(pod: Object) -> float:
 
 
 def resource(kind: str, name: str) -> str:
-    """kubectl's word for an object, such as `pytorchjob.kubeflow.org/demo`."""
+    """kubectl's name for an object, such as `pytorchjob.kubeflow.org/demo`."""
     _, *group = ROUTES[kind][0].split("/")[:-1]  # of api/v1 or apis/GROUP/VERSION
     return ".".join([kind.lower(), *group]) + f"/{name}"
 
 
 def condition(obj: Object, kind: str) -> Object | None:
-    """The condition of a type; its status may be anything."""
+    """The condition of a type, with any status."""
     found = (c for c in (obj.get("status") or {}).get("conditions") or [] if c["type"] == kind)
     return next(found, None)
 
@@ -195,7 +195,7 @@ def age_s(obj: Object, now: float) -> float:
 
 
 def event_time(event: Mapping[str, Any]) -> float:
-    """When an event happened last, in seconds since the epoch."""
+    """Time of an event's last occurrence, in seconds since the epoch."""
     series = event.get("series") or {}
     keys = ("lastTimestamp", "eventTime", "firstTimestamp")
     for text in (series.get("lastObservedTime"), *map(event.get, keys)):

@@ -1,4 +1,4 @@
-"""A small API server that can be written to, and the command line against it."""
+"""A small writable API server, and the command line against it."""
 
 import os
 
@@ -11,8 +11,8 @@ from gptddp.k8s.cluster import connect
 
 @pytest.fixture(autouse=True, scope="session")
 def no_authorities():
-    """A client reads the machine's certificates for longer than all that a command asks for; the
-    servers of the tests have none of those."""
+    """Skip loading the machine's certificates, which takes longer than a command's requests; the
+    test servers do not use them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSL_CERT_FILE", os.devnull)
         yield
@@ -20,12 +20,12 @@ def no_authorities():
 
 @pytest.fixture(scope="session")
 def said():
-    """The lines of rank 0 up to a step that does not move, by the code that writes them."""
+    """The log lines of rank 0 up to a stalled step, written by the real code."""
     return of_a_life()
 
 
 def with_claims(folder):
-    """A server with the claims that a job has by default."""
+    """A server with a job's default claims."""
     server = WriteAPI(folder)
     put_claims(server)
     return server
@@ -33,13 +33,13 @@ def with_claims(folder):
 
 @pytest.fixture
 def server_in():
-    """server_in(folder): the server of `api`. A file with tests of another kind has its own."""
+    """server_in(folder): the server of `api`. Test files that need another server override it."""
     return with_claims
 
 
 @pytest.fixture
 def api(server_in, tmp_path):
-    """A server of this test alone."""
+    """A server for this test alone."""
     server = server_in(tmp_path)
     yield server
     server.close()

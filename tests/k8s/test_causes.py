@@ -1,4 +1,4 @@
-"""Every cause that `why` knows, from what a cluster says: its sentence and its command."""
+"""All causes that `why` knows, from a cluster's objects: the sentence and the command."""
 
 import re
 from dataclasses import replace
@@ -16,7 +16,7 @@ from gptddp.k8s.observe.status import next_command
 
 CASES = [*CASES, *QUEUE_CASES]
 ROOT = Path(__file__).parents[2]
-COMMANDS = {  # of those that name more than the job, or mend it
+COMMANDS = {  # of causes whose command names more than the job, or fixes the cause
     "pod-security": ("kubectl get namespace default --show-labels",),
     "in-vain": ("gptddp-k8s suspend demo",),
     "claim-unbound": ("kubectl describe pvc runs",),
@@ -41,7 +41,7 @@ COMMANDS = {  # of those that name more than the job, or mend it
     ("id", "facts", "words"), CASES, ids=[f"{n}-{case[0]}" for n, case in enumerate(CASES)]
 )
 def test_what_a_cluster_says_is_a_cause_with_its_command(id, facts, words):
-    """The first cause is this one; its sentence has the words and ends with the command."""
+    """The first cause has the expected id; its sentence has the words and ends with the command."""
     found = why.causes(facts)[0]
     assert found.id == id and words in found.sentence, found.sentence
     assert found.command in COMMANDS.get(id, (found.command,))
@@ -51,8 +51,8 @@ def test_what_a_cluster_says_is_a_cause_with_its_command(id, facts, words):
     assert found.sentence.endswith(end)
 
 
-def test_what_would_be_refused_is_not_advised():
-    """Of a job that gptddp-k8s has not made, the command is kubectl's; so is that of `next`."""
+def test_a_refused_command_is_not_suggested():
+    """For a job that gptddp-k8s did not create, causes and `next` suggest kubectl commands."""
     made = job("Suspended", suspend=True, labels={})
     (found,) = why.causes(Facts(made, [], (), NOW))
     assert found.sentence.endswith(
@@ -66,13 +66,13 @@ def test_what_would_be_refused_is_not_advised():
         assert next_command({"name": "demo", "state": state}, ours=False) == ""
 
 
-def test_every_known_cause_has_such_a_case():
-    """A cause without one would be a claim that nothing holds."""
+def test_every_known_cause_has_a_case():
+    """The cases above cover all of KNOWN."""
     assert {case[0] for case in CASES} == set(KNOWN)
 
 
 def test_the_most_important_cause_comes_first():
-    """In the order of the table; pods of which the same holds are named together."""
+    """Causes are in the order of KNOWN; pods with the same cause are named together."""
     pods = [
         pod(0, terminated(1)),
         pod(1, waiting("ErrImagePull"), phase="Pending"),
@@ -87,8 +87,8 @@ def test_the_most_important_cause_comes_first():
 
 
 def test_a_command_can_be_pasted():
-    """It names the cluster that was asked, by the flags of the command that found the cause; on
-    this machine there is none. A name that a shell would read is quoted."""
+    """A command names the cluster by the flags of the command that found the cause; a local job has
+    no command. Names are quoted for the shell."""
     made = placed("3 Insufficient cpu")
     flags = " -n team --kubeconfig '/a b/c'"
     found = why.causes(Facts(made.job, made.pods, (), NOW, flags))[0]
@@ -101,8 +101,8 @@ def test_a_command_can_be_pasted():
 
 
 @pytest.mark.parametrize("facts", [*WELL, replace(runs(), now=SOON), runs(unseen="no right")])
-def test_what_is_still_well_is_no_cause(facts):
-    """Each of them a little later, or once more, would be one."""
+def test_a_healthy_job_has_no_cause(facts):
+    """Each case would be a cause a little later, or if it happened once more."""
     assert all(it.id in ("starting", "no-operator") for it in why.causes(facts))
 
 

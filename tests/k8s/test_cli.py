@@ -1,4 +1,4 @@
-"""The `gptddp-k8s` command as its users meet it: output, messages, exit codes, its start."""
+"""The `gptddp-k8s` command for its users: output, messages, exit codes, its start."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def rendered(result):
 
 
 def test_render_prints_objects_on_stdout_and_notes_on_stderr(k8s):
-    """YAML and JSON say the same, twice the same bytes; a note says how to make the Secret."""
+    """YAML and JSON have the same objects; a note has the command that creates the Secret."""
     args = ("render", "--image", "mine", "--name", "demo", "--env", "A=1", "--env", "A=1")
     text, again, as_json = k8s(*args), k8s(*args), k8s("render", "-o", "json", *args[1:])
     assert text.exit_code == as_json.exit_code == 0
@@ -42,8 +42,8 @@ def test_render_prints_objects_on_stdout_and_notes_on_stderr(k8s):
 
 
 def test_every_mistake_is_reported_at_once_and_no_secret_is_shown(k8s):
-    """A line for each broken rule, or for each text of another form, so that nobody has to try
-    again and again."""
+    """One line per broken rule, or per text of the wrong form, so that one try shows all
+    mistakes."""
     result = k8s("render", "--env", "RANK=1", "--env", "HF_TOKEN=hunter2", "--grace-s", "1")
     assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["error"] * 3
     assert "HF_TOKEN" in result.stderr and "hunter2" not in result.output
@@ -52,7 +52,7 @@ def test_every_mistake_is_reported_at_once_and_no_secret_is_shown(k8s):
 
 
 def test_submit_local_runs_what_render_prints(k8s, monkeypatch, tmp_path):
-    """The very same objects; options of the local run; its exit code."""
+    """The local run gets the rendered objects and its options; its exit code is returned."""
     calls = []
     monkeypatch.setattr(run, "run", lambda objects, **how: calls.append((objects, how)) or 100)
     args = ["--replicas", "3", "--", "--steps", "9"]
@@ -63,8 +63,8 @@ def test_submit_local_runs_what_render_prints(k8s, monkeypatch, tmp_path):
     assert how == {"local_dir": Path("d"), "volumes": {"data": Path("/x")}, "verbose": True}
 
 
-def test_submit_local_says_what_a_process_takes_no_notice_of(k8s, monkeypatch):
-    """One line with the options that only a cluster has a meaning for; none without them."""
+def test_submit_local_warns_of_options_without_effect(k8s, monkeypatch):
+    """One line with the options that only a cluster uses; no line without such options."""
     monkeypatch.setattr(run, "run", lambda objects, **how: 0)
     asked = ["--toleration", "spot", "--node-selector", "a=b"]
     result = k8s("submit", "--local", *asked)
@@ -73,12 +73,12 @@ def test_submit_local_says_what_a_process_takes_no_notice_of(k8s, monkeypatch):
 
 
 def test_the_help_has_every_option_and_those_of_pods_apart(k8s):
-    """Each option of a command has a text."""
+    """Each option of a command has a help text; options for pods have their own group."""
     assert k8s("--version").stdout == f"gptddp-k8s {__version__}\n"
     for name, command in cli.commands.items():
         assert k8s(name, "--help").exit_code == 0
         assert all(p.help for p in command.params if p.param_type_name == "option"), name
-    pods = k8s("submit", "--help-all").stdout.partition("What a cluster asks of its pods:")[2]
+    pods = k8s("submit", "--help-all").stdout.partition("Cluster requirements:")[2]
     pods, _, others = pods.partition("On a cluster:")
     assert "--toleration" in pods and "--replicas" not in pods and "--wait" in others
 
@@ -97,7 +97,7 @@ def python(code, *args, **env):
 
 
 def test_without_its_packages_the_command_prints_the_install_line():
-    """A bare wheel has no click: one line, no traceback."""
+    """An installation without click prints one line, not a traceback."""
     result = python("import sys; sys.modules['click'] = None; from gptddp.k8s import main; main()")
     assert result.returncode == 1
     assert result.stderr.strip().endswith("pip install 'gptddp[k8s]'")
@@ -105,7 +105,7 @@ def test_without_its_packages_the_command_prints_the_install_line():
 
 
 def test_a_shell_completes_the_trainers_options_too():
-    """As docs/k8s.md says it."""
+    """Completion works as docs/k8s.md describes it."""
     typed = {"COMP_WORDS": "gptddp-k8s submit -- --warmu", "COMP_CWORD": "3"}
     result = python(MAIN, _GPTDDP_K8S_COMPLETE="bash_complete", **typed)
     assert (result.returncode, result.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""What the one module over the package `kubernetes` promises, against a real socket."""
+"""The module over the package `kubernetes`, against a real socket."""
 
 import contextlib
 import socket
@@ -14,8 +14,8 @@ from gptddp.k8s.exit_codes import ClusterError
 # -- objects -------------------------------------------------------------------------------------
 
 
-def test_what_is_not_there_need_not_be_deleted(api, cluster):
-    """Somebody else was faster; any other refusal is an error."""
+def test_deleting_a_missing_object_is_no_error(api, cluster):
+    """Somebody else may have deleted it first; any other refusal is an error."""
     assert cluster.delete("Secret", "none") is False
     api.forbidden = {"DELETE secrets"}
     with pytest.raises(ClusterError, match="forbidden"):
@@ -27,7 +27,7 @@ def test_what_is_not_there_need_not_be_deleted(api, cluster):
 
 @pytest.fixture
 def answering(tmp_path, api):
-    """answering(*bytes): a cluster at which each request is answered by the next of them."""
+    """answering(*bytes): a cluster that answers each request with the next of these."""
     listener = socket.create_server(("127.0.0.1", 0))
     asked = []
 
@@ -58,7 +58,7 @@ def http(body, status="200 OK", kind="application/json", length=None, more=""):
 PAGE, TEXT = b"<html>Sign in</html>", b"404 page not found\n"  # by nginx; by a server in Go
 NONE = http(TEXT, "404 Not Found", "text/plain")
 VERSION = http(b'{"gitVersion": "v1.34.1"}')
-OTHER = "{} answers with .*, and not as the API server of a cluster does"
+OTHER = "{} answers with .*, unlike the API server of a cluster"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ OTHER = "{} answers with .*, and not as the API server of a cluster does"
         ([http(b'{"login": "now"}')], OTHER),
         ([http(b"[" * 100_000)], OTHER),
         ([http(PAGE, "302 Found", more="Location: https://sso\r\n")], "302 Found, to https://sso"),
-        ([http(PAGE, "502 Bad Gateway", "text/html")], "502 Bad Gateway, and not as"),
+        ([http(PAGE, "502 Bad Gateway", "text/html")], "502 Bad Gateway, unlike"),
         ([http(PAGE, "404 Not Found", "text/html")] * 2, OTHER),
         ([NONE, NONE], OTHER),
         ([NONE, http(PAGE, kind="text/html")], OTHER),
@@ -79,8 +79,9 @@ OTHER = "{} answers with .*, and not as the API server of a cluster does"
         ([b""], "cannot reach the cluster at {}: .*closed connection without response"),
     ],
 )
-def test_what_is_no_api_server_is_named_so(answering, answers, words):
-    """A login page, a proxy, another program: its address is told, and not a missing operator."""
+def test_a_server_that_is_no_api_server_is_named(answering, answers, words):
+    """The error has the address of the login page, proxy or program, and no hint to the
+    operator."""
     cluster = answering(*answers)
     with pytest.raises(ClusterError, match=words.format(cluster.server)):
         cluster.get("PyTorchJob", "demo")
@@ -93,7 +94,7 @@ HOOK = "failed calling webhook: Post https://kueue-webhook.kueue-system.svc:443/
     ("status", "message", "words"),
     [
         (503, "the server is unable", "^the server is unable$"),
-        (401, "Unauthorized", r"does not accept who you are \(Unauthorized\): log in again"),
+        (401, "Unauthorized", r"does not accept your login \(Unauthorized\): log in again"),
         (403, "U cannot list pods", "^U cannot list pods; ask for the right, or use .*--context"),
         (500, "failed calling webhook x", "^failed calling webhook x; is it running"),
         (500, HOOK, f"^{HOOK}; is kueue-webhook running. `kubectl get pods -n kueue-system`$"),
@@ -101,7 +102,7 @@ HOOK = "failed calling webhook: Post https://kueue-webhook.kueue-system.svc:443/
     ],
 )
 def test_a_refusal_keeps_the_servers_words(api, cluster, status, message, words):
-    """Its message and status are in the error, with the fix where there is one."""
+    """The error has the server's message and status, and the fix if there is one."""
     path = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
     api.paths[path] = (status, message)
     with pytest.raises(ClusterError, match=words) as caught:
@@ -109,8 +110,8 @@ def test_a_refusal_keeps_the_servers_words(api, cluster, status, message, words)
     assert caught.value.status == status
 
 
-def test_no_name_leads_to_another_address(api, cluster):
-    """What a name has of an address's own characters is quoted, and no name is refused."""
+def test_a_name_cannot_change_the_path(api, cluster):
+    """Characters with a meaning in paths are quoted; an empty name is refused."""
     assert cluster.get("Pod", "../../x?a=1#b c") is None
     assert api.asked[-1].endswith("/namespaces/default/pods/..%2F..%2Fx%3Fa%3D1%23b%20c")
     for name in ("", ".", ".."):
@@ -119,7 +120,7 @@ def test_no_name_leads_to_another_address(api, cluster):
     assert len(api.asked) == 1
 
 
-def test_what_may_have_been_done_is_not_asked_twice(answering):
+def test_a_request_that_may_have_succeeded_is_not_repeated(answering):
     """The server closes the connection without an answer: a second POST could create two."""
     cluster = answering(b"", http(b'{"kind": "Pod"}'))
     with pytest.raises(ClusterError):
@@ -132,7 +133,7 @@ def test_what_may_have_been_done_is_not_asked_twice(answering):
 
 @pytest.fixture
 def log(api):
-    """The log of a pod, of two lines."""
+    """The two-line log of a pod."""
     api.put({"kind": "Pod", "metadata": {"name": "demo-worker-0"}})
     api.logs["demo-worker-0"] = Log([line(1, "one"), line(2, "two")])
     return api.logs["demo-worker-0"]
@@ -142,8 +143,8 @@ def line(second, text):
     return f"2026-11-21T09:00:{second:02}.000000001Z", text
 
 
-def test_a_last_line_that_has_no_end_yet_comes_too(log, cluster):
-    """As of a container that ends in the middle of one; with `keep_ends` it can be told."""
+def test_a_last_line_without_an_end_is_returned_too(log, cluster):
+    """A container may end in the middle of a line; `keep_ends` makes that visible."""
     log.end_after = [len(log.text()) - 1] * 2
     assert list(cluster.log("demo-worker-0")) == [" ".join(it) for it in log.lines]
     first, last = cluster.log("demo-worker-0", keep_ends=True)
@@ -151,7 +152,7 @@ def test_a_last_line_that_has_no_end_yet_comes_too(log, cluster):
 
 
 def test_a_silent_log_is_given_up(log, cluster):
-    """A follower asks for an error after a time without a byte."""
+    """With `quiet_s` a log without a byte for that time is an error."""
     log.done = False
     lines = cluster.log("demo-worker-0", follow=True, quiet_s=0.3)
     assert [next(lines), next(lines)] == [" ".join(it) for it in log.lines]

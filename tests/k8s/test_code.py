@@ -1,4 +1,4 @@
-"""Own code of a job: what of a folder counts, what is refused, and what is rendered of it."""
+"""A job's own code: which files are included, which code is refused, and the rendered objects."""
 
 import base64
 import os
@@ -27,7 +27,7 @@ def write(folder, files):
 
 @pytest.fixture
 def own(tmp_path):
-    """A folder with a module of ours and a package of its own."""
+    """A folder with a module of ours and another package."""
     return write(tmp_path / "own", OWN)
 
 
@@ -43,8 +43,8 @@ def git(folder, *words):
 # -- what counts ---------------------------------------------------------------------------------
 
 
-def test_without_git_the_python_files_that_are_not_hidden_count(own, monkeypatch):
-    """No repository, or no git on this machine."""
+def test_without_git_all_visible_python_files_are_included(own, monkeypatch):
+    """There is no repository, or no git on this machine."""
     write(own, {".env": "TOKEN=1", ".venv/a.py": "", "mine/.b.py": "", "mine/table.bin": ""})
     assert sorted(read(own).files) == sorted(OWN)
     git(own, "init")
@@ -52,8 +52,8 @@ def test_without_git_the_python_files_that_are_not_hidden_count(own, monkeypatch
     assert sorted(read(own).files) == sorted(OWN)
 
 
-def test_in_a_repository_the_files_count_that_git_lists(own, monkeypatch):
-    """Tracked or not, but for what it ignores at any level, what is deleted and what is hidden."""
+def test_in_a_repository_the_files_that_git_lists_are_included(own, monkeypatch):
+    """Tracked or untracked files, without ignored, deleted and hidden ones."""
     git(own, "init")
     gone = {"gone.py": "", "mine/data/a.bin": "x", "mine/data/b.txt": "", "cache/a.py": ""}
     write(own, {**gone, ".gitignore": "cache/\n*.bin\n", "mine/data/.gitignore": "!a.bin\n"})
@@ -67,8 +67,8 @@ def test_in_a_repository_the_files_count_that_git_lists(own, monkeypatch):
     assert sorted(read(own).files) == sorted(there)
 
 
-def test_a_submodule_and_a_repository_inside_count_with_their_own_lists(own, tmp_path):
-    """One that is not checked out has no files; a link to a repository is none."""
+def test_submodules_and_inner_repositories_are_included(own, tmp_path):
+    """One that is not checked out has no files; a link to a repository is not followed."""
     library = write(tmp_path / "library", {"library.py": "", "junk.txt": ""})
     git(library, "init")
     write(library, {".gitignore": "junk.txt\n"})
@@ -94,16 +94,16 @@ def test_a_submodule_and_a_repository_inside_count_with_their_own_lists(own, tmp
         ("own/.git/hooks", "ANY", "fatal: this operation must be run in a work tree"),
     ],
 )
-def test_what_git_refuses_is_told_in_its_words(own, monkeypatch, folder, variable, words):
-    """Another user's repository, and a folder inside of .git."""
+def test_an_error_of_git_is_reported_in_its_words(own, monkeypatch, folder, variable, words):
+    """The folder is in another user's repository, or inside .git."""
     git(own, "init")
     monkeypatch.setenv(variable, "1")
     with pytest.raises(ConfigError, match=f"git does not list the files of .*{words}"):
         _ = read(own.parent / folder).files
 
 
-def test_the_hash_is_of_what_the_files_are_and_of_nothing_else(own):
-    """Not of times, modes for others and caches; of contents, names and what can be executed."""
+def test_the_hash_depends_on_the_files_alone(own):
+    """It covers contents, names and executable bits, but not times, other modes or caches."""
     first = read(own)
     for path in own.rglob("*.py"):
         os.utime(path, (0, 0))
@@ -122,7 +122,7 @@ def test_the_hash_is_of_what_the_files_are_and_of_nothing_else(own):
 
 
 def test_an_archive_holds_every_file_whatever_its_name(tmp_path):
-    """Long paths, spaces, umlauts, empty and binary files come out as they went in."""
+    """Long paths, spaces, umlauts, empty and binary files are unpacked unchanged."""
     names = ["a b/ü.txt", "x" * 120 + "/" + "y" * 120 + ".py", "empty.py", "bin"]
     files = {name: bundle.File(name.encode() * n, n == 2) for n, name in enumerate(names)}
     assert bundle.unpack(bundle.pack(files)) == files
@@ -130,8 +130,8 @@ def test_an_archive_holds_every_file_whatever_its_name(tmp_path):
     assert bundle.sha256(dict(reversed(files.items()))) == bundle.sha256(files)
 
 
-def test_a_link_inside_the_folder_is_a_file_there(own):
-    """A second name for a file is a file in the pod."""
+def test_a_link_inside_the_folder_becomes_a_file(own):
+    """A link to a file of the folder is a plain file in the pod."""
     (own / "mine/second.py").symlink_to("../gptddp/model/gpt.py")
     assert read(own).files["mine/second.py"].data == b"A = 1\n"
 
@@ -143,15 +143,15 @@ def link(path, target):
     return lambda folder: (folder / path).symlink_to(target)
 
 
-NO_FILE = "is no plain file of the folder, so no pod would have it"
+NO_FILE = "is no plain file in the folder, so the pods would not have it"
 REFUSED = {
     "syntax": ({"mine/bad.py": "\ndef f(:\n"}, "mine/bad.py: invalid syntax (bad.py, line 2)"),
     "zero byte": ({"mine/bad.py": b"a\0b"}, "mine/bad.py: source code string cannot contain null"),
     "encoding": ({"mine/bad.py": b"a = '\xff'"}, "mine/bad.py"),
-    "stdlib": ({"logging/__init__.py": ""}, "logging/__init__.py would take the place of logging"),
-    "stdlib file": ({"types.py": ""}, "types.py would take the place of types in every program"),
-    "git library": ({"json.abi3.so": ""}, "json.abi3.so would take the place of json in every"),
-    "package file": ({"gptddp.py": ""}, "gptddp.py would take the place of gptddp"),
+    "stdlib": ({"logging/__init__.py": ""}, "logging/__init__.py would replace the module logging"),
+    "stdlib file": ({"types.py": ""}, "types.py would replace the module types in every program"),
+    "git library": ({"json.abi3.so": ""}, "json.abi3.so would replace the module json in every"),
+    "package file": ({"gptddp.py": ""}, "gptddp.py would replace the module gptddp"),
     "package": ({"__init__.py": ""}, "is a package itself, or a part of one: name the folder"),
     "git link out": (link("mine/out.py", "/etc/hostname"), f"mine/out.py {NO_FILE}"),
     "git link to nothing": (link("mine/gone.py", "nowhere.py"), f"mine/gone.py {NO_FILE}"),
@@ -163,8 +163,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_no_pod_could_run_is_refused_with_file_rule_and_fix(own, case):
-    """Before anything is rendered; the message names the option and the file."""
+def test_code_that_no_pod_could_run_is_refused(own, case):
+    """It is refused before anything is rendered; the message names the option and the file."""
     harm, words = REFUSED[case]
     made = write(own, harm) if isinstance(harm, dict) else harm(own)
     if isinstance(made, bytes):
@@ -177,35 +177,35 @@ def test_what_no_pod_could_run_is_refused_with_file_rule_and_fix(own, case):
 
 
 def test_a_part_of_our_package_is_refused_without_an_init_file_too(own):
-    """Its modules would stand beside the package, and train nothing."""
+    """Its modules would be outside of the package, and train nothing."""
     for folder in (own / "gptddp", own / "gptddp/model"):
-        with pytest.raises(ConfigError, match="so that gptddp/ is in it"):
+        with pytest.raises(ConfigError, match="contains the package gptddp/"):
             _ = read(folder).files
     checkout = write(own / "gptddp", {"gptddp/train.py": ""})  # one may have any name
     assert "gptddp/train.py" in read(checkout).files
 
 
-def test_what_is_no_folder_or_too_large_is_refused(own, tmp_path, monkeypatch):
-    """An empty name, a file, nothing, no Python, and more than code."""
+def test_a_wrong_or_too_large_folder_is_refused(own, tmp_path, monkeypatch):
+    """An empty name, a file, a missing folder, a folder without Python, and too much code."""
     (tmp_path / "empty").mkdir()
     a_file = str(own / "mine/__init__.py")
     for name, words in (
         ("", "is empty"),
-        (a_file, f"--code: {a_file} cannot be read: Not a directory; {a_file} is to be a folder"),
-        ("none", "No such file or directory; none is to be a folder of packages"),
+        (a_file, f"--code: {a_file} cannot be read: Not a directory; {a_file} must be a folder"),
+        ("none", "No such file or directory; none must be a folder of packages"),
         (str(tmp_path / "empty"), "has no Python file, or git ignores all of them"),
     ):
         result = CliRunner().invoke(cli, ["render", "--code", name])
         assert result.exit_code == 2 and words in result.stderr
     monkeypatch.setattr(code, "MOST_CONFIG_MAPS", 0)
-    with pytest.raises(ConfigError, match=r"has 0 KiB, packed, and may have 0: have git ignore"):
+    with pytest.raises(ConfigError, match=r"has 0 KiB, packed, and at most 0 are allowed: let git"):
         _ = read(own).archive
     monkeypatch.setattr(bundle, "MOST_BYTES", 5)
     with pytest.raises(ConfigError, match=r"more than 0 MiB, up to gptddp/model/gpt.py"):
         _ = read(own).files
 
 
-def test_a_command_that_has_no_use_for_code_does_not_read_it(own, tmp_path):
+def test_a_command_that_does_not_use_code_does_not_read_it(own, tmp_path):
     """`prepare -f job.toml` does not depend on the code that the file names; `render` does."""
     write(own, {"mine/bad.py": "def f(:"})
     toml = tmp_path / "job.toml"
@@ -219,9 +219,9 @@ def test_a_command_that_has_no_use_for_code_does_not_read_it(own, tmp_path):
 
 
 @pytest.mark.parametrize(("nbytes", "suffixes"), [(0, [""]), (1_500_000, ["-0", "-1", "-2"])])
-def test_a_job_with_code_has_it_beside_and_names_its_hash(own, tmp_path, nbytes, suffixes):
-    """Immutable ConfigMaps of the hash's name, before the job and of at most 700 KiB each; together
-    they are the archive, as the launcher reads it."""
+def test_a_job_with_code_has_config_maps_and_names_its_hash(own, tmp_path, nbytes, suffixes):
+    """Immutable ConfigMaps named after the hash precede the job, with at most 700 KiB each;
+    together they are the archive that the launcher reads."""
     write(own, {"mine/table.py": "#" + os.urandom(nbytes).hex()})
     objects = render({"name": "demo", "namespace": "team", "code": str(own)})
     assert objects == render({"name": "demo", "namespace": "team", "code": str(own)})
@@ -252,14 +252,14 @@ def test_a_job_with_code_has_it_beside_and_names_its_hash(own, tmp_path, nbytes,
     assert code_volume.hash_of(without) is None and code_volume.config_maps_of(without) == []
 
 
-def test_what_is_taken_along_is_said(own):
-    """The hash, how many files and how large: a file too many is seen."""
+def test_the_code_is_summarized_in_a_note(own):
+    """Hash, number of files and size, so that unwanted files are noticed."""
     said, found = CliRunner().invoke(cli, ["render", "--code", str(own)]).stderr, read(own)
     assert f"own code {found.sha256[:12]}: 3 files of {own}, {len(found.archive)} bytes" in said
 
 
-def test_this_checkout_can_be_given_as_it_is():
-    """`--code .` here: with the package, in a few ConfigMaps."""
+def test_this_checkout_can_be_the_code():
+    """`--code .` in this repository includes the package, in a few ConfigMaps."""
     found = read(ROOT)
     assert "gptddp/report/page.html" in found.files
     assert len(found.parts) < code.MOST_CONFIG_MAPS / 2

@@ -1,4 +1,4 @@
-"""`doctor`: each thing that a cluster can lack is found, with its fix, and nothing is changed."""
+"""`doctor` finds each thing that a cluster can lack, with its fix, and changes nothing."""
 
 import json
 
@@ -43,7 +43,7 @@ def healthy(folder):
 
 
 def doctor(api, *args):
-    """(exit code, {id: the worst check of it})."""
+    """Run it; returns (exit code, {id: the worst check of this id})."""
     done = api.command_line("doctor", "--replicas", "4", "-o", "json", *args)
     assert type(done.exception) in (SystemExit, type(None)), done.exception
     found = sorted(
@@ -63,8 +63,8 @@ def server_in():
 CHECKS = ["api", "operator", "job", "beside", "pod", "needs", "nodes"]
 
 
-def test_nothing_is_found_where_nothing_is_wrong(api):
-    """Exit code 0, a line each, and `all is well` on stderr; also of a job that exists."""
+def test_a_healthy_cluster_has_no_findings(api):
+    """Exit code 0, one line per check, and `all is well` on stderr; also if the job exists."""
     submit(api.command_line)
     text = api.command_line("doctor", "--replicas", "4", "--name", "demo")
     assert text.exit_code == 0 and text.stderr == "all is well\n"
@@ -84,7 +84,7 @@ MAY_NOT = (403, "it is forbidden: U cannot list resource")
     ("path", "answer", "args", "id", "status", "words"),
     [
         (OPERATOR, items(), [], "operator", "warn", "install the Kubeflow training op"),
-        (OPERATOR, items(operator(0)), [], "operator", "fail", "no pod that is ready"),
+        (OPERATOR, items(operator(0)), [], "operator", "fail", "no ready pod"),
         (OPERATOR, MAY_NOT, [], "operator", "warn", "U cannot list resource"),
         (NODES, items(node(cpu="1")), ["--cpu", "2"], "nodes", "fail", "cpu 1 of 2 (1)"),
         (NODES, items(node()), ["--gpus", "9"], "nodes", "fail", "nvidia.com/gpu 8 of 9"),
@@ -113,7 +113,7 @@ MAY_NOT = (403, "it is forbidden: U cannot list resource")
     ],
 )  # fmt: skip
 def test_what_a_cluster_lacks_is_found_with_its_fix(api, path, answer, args, id, status, words):
-    """Each check says what is wrong, and what fails is the exit code."""
+    """Each check reports the problem; a failed check sets the exit code."""
     api.paths[path] = answer
     code, found = doctor(api, *args)
     assert found[id]["status"] == status
@@ -131,8 +131,8 @@ def test_what_a_cluster_lacks_is_found_with_its_fix(api, path, answer, args, id,
         ("NetworkPolicy", (422, "denied request: no"), "beside", "--without networkpolicy"),
     ],
 )
-def test_what_the_server_refuses_is_told_in_its_words(api, kind, refusal, id, words):
-    """Of the job, of what is beside it, of a pod: quotas, policies, Pod Security, typos."""
+def test_a_refusal_is_reported_in_the_servers_words(api, kind, refusal, id, words):
+    """The server refuses the job, a companion or a pod: quotas, policies, Pod Security, typos."""
     api.refuse[kind] = refusal
     code, found = doctor(api)
     assert code == 1 and found[id]["status"] == "fail"
@@ -140,14 +140,14 @@ def test_what_the_server_refuses_is_told_in_its_words(api, kind, refusal, id, wo
     assert {id for id, it in found.items() if it["status"] == "fail"} == {id}
 
 
-def test_a_namespace_that_is_not_there_is_told_once(api):
-    """Nothing else can be looked at in it."""
+def test_a_missing_namespace_is_reported_once(api):
+    """The other checks are skipped, as they need the namespace."""
     api.refuse["PyTorchJob"] = (404, 'namespaces "default" not found')
     assert list(doctor(api)[1]) == ["api", "operator", "job"]
 
 
-def test_who_may_not_create_pods_need_not(api):
-    """The operator makes them: no check fails, and that it was not tried is said."""
+def test_the_right_to_create_pods_is_not_needed(api):
+    """The operator creates them: no check fails, and the output says that no pod was tried."""
     api.refuse["Pod"] = (403, 'U cannot create resource "pods"')
     code, found = doctor(api)
     assert code == 0 and "not tried" in found["pod"]["text"]
@@ -165,8 +165,8 @@ STOPPED = local_queue(active="False", reason="Stopped")  # its message is c
         (local_queue(), [], "warn", "the namespace has queues (team), and the job is in none"),
     ],
 )
-def test_a_queue_tells_itself_whether_it_admits_jobs(api, queue, args, status, words):
-    """In its own words; a missing one is refused as by submit."""
+def test_a_queue_says_whether_it_admits_jobs(api, queue, args, status, words):
+    """The check has the queue's own message; a missing queue is refused as by `submit`."""
     api.unserved = ()
     api.put(queue)
     _, found = doctor(api, *args)
@@ -175,7 +175,7 @@ def test_a_queue_tells_itself_whether_it_admits_jobs(api, queue, args, status, w
 
 
 def test_without_an_api_server_there_is_one_line(api):
-    """It says that the server is away; the rest could not be looked at."""
+    """It says that the server is away; all other checks are skipped."""
     api.down = True
     done = api.command_line("doctor")
     assert done.exit_code == 1 and done.stdout.startswith("fail  api")

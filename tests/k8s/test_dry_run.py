@@ -1,4 +1,4 @@
-"""`submit --dry-run`: what a submit would do, and nothing done."""
+"""`submit --dry-run` prints the effect of a submit, and changes nothing."""
 
 import re
 
@@ -9,7 +9,7 @@ RENDERED = ["ServiceAccount", "NetworkPolicy", "PodDisruptionBudget"]
 
 
 def dry(k8s, *args):
-    """The exit code, and what is said of each kind; the fields that differ stand under it."""
+    """Run it; returns the exit code, and the printed effect and differing fields of each kind."""
     result, found = submit(k8s, "--dry-run", *args), {}
     for block in re.split(r"\n(?! )", result.stdout.strip()):
         head, *fields = block.splitlines() or [" "]
@@ -18,7 +18,7 @@ def dry(k8s, *args):
 
 
 def test_a_dry_run_says_what_would_be_created(api, k8s):
-    """All that a submit creates, and a pod is tried; the server has nothing of it."""
+    """It lists all objects that a submit creates, and tries a pod; the server stores none."""
     code, found, _ = dry(k8s)
     assert code == 0 and api.writes == [] and api.all() == []
     assert found == {
@@ -28,7 +28,7 @@ def test_a_dry_run_says_what_would_be_created(api, k8s):
 
 
 def test_a_dry_run_says_what_differs(api, k8s):
-    """Field for field; what a server or others have added is no difference."""
+    """It lists differing fields; fields added by the server or by others do not count."""
     submit(k8s)
     made = worker(job(api))
     made["template"]["metadata"]["creationTimestamp"] = None
@@ -54,7 +54,7 @@ def test_a_dry_run_says_what_differs(api, k8s):
 
 
 def test_a_dry_run_says_what_a_submit_would_refuse_or_replace(api, k8s):
-    """Exit code 2 and what to do, with the fields on stdout; with --replace what would be done."""
+    """Exit code 2 with the fields on stdout and the way out; with --replace, the replacement."""
     submit(k8s)
     ports = container(job(api))["ports"]
     ports[0]["protocol"], ports[1]["protocol"] = "TCP", "UDP"  # by the server; by somebody

@@ -35,13 +35,13 @@ def test_an_example_is_what_its_command_prints(name):
 
 
 def test_every_example_has_its_command():
-    """No file without a line in the README."""
+    """Each file has a line in the README."""
     assert {path.name for path in JOBS.glob("*.yaml")} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_the_job_of_a_cloud_is_allowed(cloud):
-    """Rendered without a warning, as the Job of `prepare` is; in the claims' namespace."""
+    """It renders without a warning, like its `prepare` Job, in the namespace of the claims."""
     file = OVERLAYS / cloud / "job.toml"
     for command in ("render", "prepare --source texts --dry-run"):
         result = CliRunner().invoke(cli, [*command.split(), "-f", str(file)])
@@ -54,8 +54,8 @@ def test_the_job_of_a_cloud_is_allowed(cloud):
         assert image and image[1].endswith(f"/gptddp:{__version__}")
 
 
-def test_the_clouds_differ_in_what_their_documents_say():
-    """The taint, the devices, the group, the driver's folder and the patch of each of them."""
+def test_the_clouds_have_their_documented_differences():
+    """Each cloud's taint, devices, group, driver folder and patch are in its job."""
     templates = {}
     for cloud in CLOUDS:
         built = spec.load(OVERLAYS / cloud / "job.toml", {}, [])
@@ -80,7 +80,7 @@ def test_the_clouds_differ_in_what_their_documents_say():
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_every_claim_of_a_cloud_has_a_class_for_several_nodes(cloud):
-    """Its kustomization lays a storage class over the claims of k8s/base."""
+    """Its kustomization sets a storage class for the claims of k8s/base."""
     made = yaml.safe_load((OVERLAYS / cloud / "kustomization.yaml").read_text())
     (patch,) = made["patches"]
     assert made["resources"][0] == "../../base"

@@ -1,7 +1,7 @@
-"""An API server that fails one request of a command: said is what was done, and it can be redone.
+"""An API server fails one request: the error says what was done, and a repetition completes it.
 
-Each command is run for each request that writes, and for every second that reads. One request fails
-in one way, the next one in another. `ALL_WAYS=1`: every request, in all ways.
+Each command runs once per request that writes, and per second request that reads; that request
+fails, in a different way each time. `ALL_WAYS=1`: every request, in all ways.
 """
 
 import base64
@@ -17,7 +17,7 @@ from support.writable_api_server import LOST_ANSWER, NO_ANSWER, end, job, submit
 from gptddp.k8s.objects import suspended
 from gptddp.k8s.render import manifest
 
-FAULTS = {  # of what could be: a 404 to a DELETE is the truth, so it is no failure
+FAULTS = {  # by method; a 404 to a DELETE would be the truth, and no failure
     "GET": (500, 403),
     "POST": (403, 409, NO_ANSWER, LOST_ANSWER),
     "PATCH": (403, 404, 409, NO_ANSWER, LOST_ANSWER),
@@ -56,7 +56,7 @@ def failed_prepare(api, k8s):
     api.objects["jobs", "prepare"]["status"] = {"conditions": [failed]}
 
 
-COMMANDS = {  # what is there before, the command
+COMMANDS = {  # the preparation, the command
     "submit of a job that exists": (submitted, ["submit", "--name", "demo", "--replicas", "4"]),
     "submit": (own_code, ["submit", "--name", "demo", "--code", "own"]),
     "submit that replaces": (
@@ -69,24 +69,24 @@ COMMANDS = {  # what is there before, the command
     "resume": (suspended_job, ["resume", "demo"]),
     "prepare": (failed_prepare, ["prepare", "--source", "runs/texts"]),
 }
-SAYINGS = {  # how the error's second line begins: is it true, of the state before and after?
+SAYINGS = {  # beginning of the error's second line: is it true for the state before and after?
     "nothing was ": lambda before, after: before == after,
     "the job was not changed": lambda before, after: before == after,
     "the job was not created": lambda before, after: not has_job(after),
-    "the old job was deleted, and the new one is not created": (
+    "the old job was deleted, and the new job was not created": (
         lambda before, after: has_job(before) and not has_job(after)
     ),
     "the job was created": lambda before, after: has_job(after),
     "the job exists": lambda before, after: has_job(before) and has_job(after),
     "no new Job was created": lambda before, after: True,
-    "whether ": lambda before, after: True,
-    "it is deleted; whether ": lambda before, after: not has_job(after),
-    "not deleted, as far as is known": lambda before, after: True,
+    "it is not known whether ": lambda before, after: True,
+    "the job is deleted; it is not known whether ": lambda before, after: not has_job(after),
+    "probably not deleted": lambda before, after: True,
 }
 
 
 def state(api):
-    """All that a command may have changed, but for ids and keys."""
+    """All state that a command may have changed, except ids and keys."""
     found = {}
     for (plural, name), obj in api.objects.items():
         owners = [o["uid"] for o in obj["metadata"].get("ownerReferences") or []]
@@ -105,9 +105,9 @@ def has_job(found):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_request_that_fails_is_said_and_the_same_command_completes(api, command):
-    """The error says truly what was done and what was not; the second run ends as if none had
-    failed. A failure that ends no command is a warning, or mended within it."""
+def test_a_failed_request_is_reported_and_the_same_command_completes(api, command):
+    """The error says correctly what was done; the second run gives the result of a run without
+    failure. A failure that ends no command is a warning, or repaired by the command."""
     prepare, args = COMMANDS[command]
     prepare(api, api.command_line)
     begin = copy.deepcopy(api.objects)
@@ -128,11 +128,11 @@ def test_a_request_that_fails_is_said_and_the_same_command_completes(api, comman
             after = state(api)
             if (request, what) == ("POST secrets", 409):
                 assert result.exit_code == 0, (case, result.stderr)  # another was faster
-            if what == 500:  # it is no server that hides something
+            if what == 500:  # not a server that hides objects
                 assert result.exit_code == 1, (case, result.stderr)
             if result.exit_code == 0:
                 assert "warning" in result.stderr or after == wanted, (case, result.stderr)
-            elif result.exit_code == 100:  # the job that was to be replaced is still there
+            elif result.exit_code == 100:  # the job to be replaced still exists
                 assert after == before, (case, result.stderr)
             else:
                 second = [line[2:] for line in result.stderr.splitlines() if line[:2] == "  "]
@@ -148,7 +148,7 @@ def test_a_request_that_fails_is_said_and_the_same_command_completes(api, comman
 
 
 def run(api, begin, args):
-    """Its state before and after the command when nothing fails, and the requests that it takes."""
+    """State before and after the command without failures, and the requests that it sends."""
     before, api.requests = state(api), []
     assert api.command_line(*args).exit_code == 0
     requests = list(api.requests)
@@ -157,8 +157,8 @@ def run(api, begin, args):
 
 
 @pytest.mark.parametrize("forbidden", [1, 2])
-def test_a_job_that_is_not_there_is_not_there_for_who_may_not_look_further(api, forbidden):
-    """Exit code 102: a short Job of the name, and names that may have been meant, are a help."""
+def test_a_missing_job_is_reported_without_further_rights(api, forbidden):
+    """Exit code 102 without the right to look for a short Job of the name, or for similar names."""
     api.fault = (forbidden, 403)
     result = api.command_line("suspend", "demo")
     assert api.requests == ["GET pytorchjobs", "GET jobs", "GET pytorchjobs"]
@@ -172,8 +172,8 @@ def test_a_job_that_is_not_there_is_not_there_for_who_may_not_look_further(api, 
         *("sample --timeout 0", "suspend", "resume", "scale --replicas 2", "delete --no-wait"),
     ],
 )
-def test_a_job_with_a_master_alone_is_answered_for(api, k8s, command):
-    """Somebody else's, or with our labels: what can be done is done, the rest refused in words."""
+def test_a_job_with_only_a_master_is_handled(api, k8s, command):
+    """Whether it has our labels or not, commands work or are refused with a message."""
     for labels in (manifest.labels("demo"), {}):
         specs = copy.deepcopy(render_job({"name": "demo"})["spec"]["pytorchReplicaSpecs"])
         made = {"kind": "PyTorchJob", "metadata": {"name": "demo", "labels": labels, "uid": "u"}}

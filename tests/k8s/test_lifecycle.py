@@ -15,7 +15,7 @@ OURS = manifest.labels("demo") | {"training.kubeflow.org/job-name": "demo"}
 
 
 def disown(api):
-    """What a submit leaves that was cut off before the job owned anything."""
+    """Remove the owners, as after a submit that was interrupted before the job owned anything."""
     for it in api.objects.values():
         it["metadata"].pop("ownerReferences", None)
 
@@ -23,8 +23,8 @@ def disown(api):
 # -- delete --------------------------------------------------------------------------------------
 
 
-def test_delete_removes_the_job_with_all_that_it_owns_and_says_what_stays(api, k8s, tmp_path):
-    """One write, from which the collector goes on; own code too, and nothing of others."""
+def test_delete_removes_the_job_and_its_objects(api, k8s, tmp_path):
+    """One request; the collector deletes owned objects, own code too. The run directory stays."""
     (tmp_path / "code/gptddp").mkdir(parents=True)
     (tmp_path / "code/gptddp/a.py").write_text("x = 1\n")
     submit(k8s, "--code", str(tmp_path / "code"))
@@ -39,8 +39,8 @@ def test_delete_removes_the_job_with_all_that_it_owns_and_says_what_stays(api, k
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["job", "no job"])
-def test_delete_removes_what_the_collector_would_leave(api, k8s, there):
-    """Companions that no job owns, and short Jobs; also where the job is gone already."""
+def test_delete_removes_objects_without_an_owner(api, k8s, there):
+    """Companions without an owner, and short Jobs; also if the job does not exist any more."""
     submit(k8s)
     disown(api)
     labels = job(api)["metadata"]["labels"]
@@ -53,8 +53,8 @@ def test_delete_removes_what_the_collector_would_leave(api, k8s, there):
     assert 'networkpolicy.networking.k8s.io "demo" deleted\n' in result.stdout
 
 
-def test_what_may_not_be_deleted_beside_a_job_is_named(api, k8s):
-    """Exit code 0, and 102 the second time: what is left is named each time, with the command."""
+def test_an_object_without_a_right_to_delete_it_is_named(api, k8s):
+    """Exit code 0, then 102; each time a message names the object and the command."""
     submit(k8s)
     disown(api)
     api.forbidden = {"DELETE secrets", "GET configmaps", "GET jobs"}
@@ -69,17 +69,17 @@ def test_what_may_not_be_deleted_beside_a_job_is_named(api, k8s):
 
 
 def test_a_short_job_that_may_not_be_deleted_is_an_error(api, k8s):
-    """It runs on: the job is deleted, and the exit code is 1."""
+    """It continues to run: the job is deleted, and the exit code is 1."""
     submit(k8s)
     api.put({"kind": "Job", "metadata": {"name": "demo", "labels": job(api)["metadata"]["labels"]}})
     api.forbidden = {"DELETE jobs"}
     result = k8s("delete", "demo")
     assert result.exit_code == 1 and api.all() == [("Job", "demo")]
-    assert "not deleted, as far as is known: job.batch/demo" in result.stderr
+    assert "probably not deleted: job.batch/demo" in result.stderr
 
 
 def test_delete_waits_for_pods_and_for_the_collector(api, k8s, monkeypatch):
-    """Each is told; --no-wait does not, and a new job of the name ends the wait."""
+    """Notes name the objects; --no-wait skips the wait, and a new job of the name ends it."""
     submit(k8s)
     pod = {"kind": "Pod", "metadata": {"name": "demo-worker-0", "labels": OURS}}
     api.put({**pod, "spec": {}, "status": {"phase": "Running"}})
@@ -98,8 +98,8 @@ def test_delete_waits_for_pods_and_for_the_collector(api, k8s, monkeypatch):
     assert told[1] == "waiting for networkpolicy.networking.k8s.io/demo to end"
 
 
-def test_only_pods_of_short_jobs_that_are_deleted_are_waited_for(api):
-    """A sample of a run whose job is gone keeps no new job waiting; a new job ends the wait."""
+def test_pods_of_running_short_jobs_are_not_waited_for(api):
+    """A running sample of a deleted job does not delay a new job; a new job ends the wait."""
     labels = OURS | {"batch.kubernetes.io/job-name": "demo-sample-x"}
     api.put({"kind": "Pod", "metadata": {"name": "demo-sample-x-1", "labels": labels}})
     api.put({"kind": "Job", "metadata": {"name": "demo-sample-x", "labels": OURS}})
@@ -112,7 +112,7 @@ def test_only_pods_of_short_jobs_that_are_deleted_are_waited_for(api):
 
 
 def test_delete_names_a_pod_that_should_have_ended(api, k8s, monkeypatch):
-    """Its node may be down: how to give it up is said once. Services are waited for too."""
+    """Its node may be down: the message says once how to remove it. The wait includes Services."""
     submit(k8s)
     meta = {"labels": OURS, "deletionTimestamp": "2026-01-01T00:00:00Z"}
     pod = {"kind": "Pod", "metadata": {"name": "demo-worker-0", **meta}}
@@ -120,7 +120,7 @@ def test_delete_names_a_pod_that_should_have_ended(api, k8s, monkeypatch):
     api.put({"kind": "Service", "metadata": {"name": "demo-worker-1", "labels": OURS}})
     ends = [("Service", "demo-worker-1"), ("Pod", "demo-worker-0")]
     its_time = SimpleNamespace(**{**vars(time), "sleep": lambda _: api.remove(*ends.pop(0))})
-    monkeypatch.setattr(lifecycle, "time", its_time)  # threads of other tests may sleep as well
+    monkeypatch.setattr(lifecycle, "time", its_time)  # threads of other tests may sleep too
     result = k8s("delete", "demo")
     assert result.exit_code == 0 and api.all() == []
     late = "pod/demo-worker-0 should have ended by now: the node may be down"
@@ -132,7 +132,7 @@ def test_delete_names_a_pod_that_should_have_ended(api, k8s, monkeypatch):
 
 
 def test_scale_prints_old_and_new(api, k8s):
-    """Between min and max; the same number again is a note."""
+    """Sizes between min and max are set; the current size gives a note."""
     submit(k8s)
     result = k8s("scale", "demo", "--replicas", "2")
     assert result.stdout == "pytorchjob.kubeflow.org/demo scaled: 4 -> 2\n"
@@ -142,7 +142,7 @@ def test_scale_prints_old_and_new(api, k8s):
 
 
 def test_suspend_and_resume(api, k8s):
-    """Each is a field of the job, and the second time a note."""
+    """Each sets a field of the job; the second call gives a note."""
     submit(k8s)
     result = k8s("suspend", "demo")
     assert result.stdout == "pytorchjob.kubeflow.org/demo suspended\n" and "60 s" in result.stderr
@@ -150,7 +150,7 @@ def test_suspend_and_resume(api, k8s):
     assert "suspended already" in k8s("suspend", "demo").stderr
     assert "`gptddp-k8s resume demo" in submit(k8s).stderr
     scaled = k8s("scale", "demo", "--replicas", "3")
-    assert "it will have them after `gptddp-k8s resume demo" in scaled.stderr
+    assert "the change takes effect with `gptddp-k8s resume demo" in scaled.stderr
     assert k8s("resume", "demo").stdout == "pytorchjob.kubeflow.org/demo resumed\n"
     assert job(api)["spec"]["runPolicy"]["suspend"] is False
     assert "not suspended" in k8s("resume", "demo").stderr

@@ -1,4 +1,4 @@
-"""Local jobs: what a pod sees, its restarts, the end of its job; real processes."""
+"""Local jobs: the environment of a pod, its restarts, the end of its job; real processes."""
 
 import json
 import math
@@ -17,8 +17,8 @@ from gptddp.k8s.local.controller import Controller
 # -- what a pod sees ---------------------------------------------------------------------------
 
 
-def test_a_pod_sees_what_operator_and_kubelet_would_give_it(finish, tmp_path, monkeypatch):
-    """Environment, address, arguments, volumes and CPUs are those of the manifest."""
+def test_a_pod_has_the_environment_of_operator_and_kubelet(finish, tmp_path, monkeypatch):
+    """Environment, address, arguments, volumes and CPUs are the manifest's."""
     code = """
 seen = {"env": dict(os.environ), "args": sys.argv[1:], "cpus": [*os.sched_getaffinity(0)],
         "session": os.getsid(0) == os.getpid()}
@@ -64,7 +64,7 @@ wait("job-worker-0.json"), wait("job-worker-1.json")
 
 
 def test_scratch_is_deep_in_the_job_and_short_enough_for_a_socket(finish, tmp_path):
-    """TMPDIR lies under the job's folder, takes a Unix socket, and is gone with the pod."""
+    """TMPDIR is in the job's folder, holds a Unix socket, and is removed with the pod."""
     code = """
 import socket, tempfile
 folder = tempfile.mkdtemp(prefix="pymp-")
@@ -88,13 +88,13 @@ socket.socket(socket.AF_UNIX).bind(folder + "/listener-abcdefgh")
     ],
 )  # fmt: skip
 def test_mount_paths_become_folders(text, local_text):
-    """Whole mount paths are replaced wherever they begin a path, the longest one first."""
+    """Whole mount paths are replaced at the beginning of a path, the longest first."""
     folders = {"/data": Path("/L/d"), "/data/sub": Path("/L/s")}
     assert localized(text, folders) == local_text
 
 
-def test_what_a_patch_brings_and_processes_have_not_is_told_in_one_line(finish, tmp_path):
-    """The job runs without it: init containers, sidecars, other volumes, policies, envFrom."""
+def test_parts_of_a_patch_without_effect_are_listed(finish, tmp_path):
+    """One line: init containers, sidecars, other volumes, policies, envFrom. The job runs."""
     built = job("assert not os.listdir('/certs')", replicas=1)
     pod_spec(built)["initContainers"] = [{"name": "fetch", "image": "x"}]
     pod_spec(built)["containers"].insert(0, {"name": "proxy", "image": "x"})
@@ -126,7 +126,7 @@ def test_what_a_patch_brings_and_processes_have_not_is_told_in_one_line(finish, 
 def test_an_exit_code_below_128_fails_the_job_and_names_the_pod(
     finish, tmp_path, code, program, ends, words
 ):
-    """The job is Failed at once, with the pod, its code and its last line; the others stop."""
+    """The job is Failed at once, with the pod, its code and its last line; the other pods stop."""
     built = job(f"if first:\n    {code}\ntime.sleep(60)")
     container(built)["command"] = [program] if program else container(built)["command"]
     exit_code, _, err = finish(built)
@@ -142,7 +142,7 @@ def test_an_exit_code_below_128_fails_the_job_and_names_the_pod(
 
 
 def test_exit_codes_from_128_bring_a_new_pod(finish, tmp_path):
-    """Such a pod is replaced at once, with empty scratch and an age of its own."""
+    """Such a pod is replaced at once, with empty scratch space and its own age."""
     code = """
 scratch = pathlib.Path(os.environ["TMPDIR"])
 if not first:
@@ -161,8 +161,8 @@ if once("b"): os.kill(os.getpid(), signal.SIGKILL)
     assert began["job-worker-0"] > began["job-worker-1"] == status(tmp_path)["startTime"]
 
 
-def test_of_two_pods_that_end_at_once_the_failed_one_decides(tmp_path):
-    """As the operator looks at failed pods before it counts the succeeded ones."""
+def test_of_two_pods_that_end_together_the_failed_one_decides(tmp_path):
+    """The operator handles failed pods before succeeded ones."""
     ended = {"phase": "Running", "waiting": False, "deadline": math.inf, "ending": False}
     ended |= {"terminate": lambda now: None, "last_line": lambda: "", "log": tmp_path}
     both = [SimpleNamespace(name="p", poll=lambda code=code: code, **ended) for code in (0, 2)]

@@ -1,4 +1,4 @@
-"""Own code of a local job: the pods of `submit --local` run it as those of a cluster do."""
+"""A local job's own code: pods of `submit --local` run it like pods of a cluster."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from gptddp.k8s.cli.main import cli
 
-# In the place of our launcher: what it would train on, and no torch.
+# In place of our launcher: writes which code it would train with, without torch.
 TELLS = """
 import os, sys, time
 import mine
@@ -18,7 +18,7 @@ def main():
     os.makedirs(runs, exist_ok=True)
     with open(runs + "/" + os.environ["POD_NAME"], "w") as file:
         print(mine.WORD, os.environ["GPTDDP_CODE"], mine.__file__, file=file)
-    while len(os.listdir(runs)) < 2:  # the first that ends would end the other
+    while len(os.listdir(runs)) < 2:  # the first pod that succeeds would end the other
         time.sleep(0.02)
     return 0
 """
@@ -26,14 +26,14 @@ def main():
 
 @pytest.fixture
 def submit(tmp_path, monkeypatch):
-    """submit(word, nbytes): a local job whose own code has this word, and so large a file."""
+    """submit(word, nbytes): a local job whose own code has this word, and a file of this size."""
     data = tmp_path / "local/volumes/data"
     data.mkdir(parents=True)
     (data / "dataset.json").write_text("{}")
     own = tmp_path / "own"
     (own / "gptddp/launch").mkdir(parents=True)
     (own / "gptddp/launch/launcher.py").write_text(TELLS)
-    monkeypatch.chdir(tmp_path)  # where a `mine` lies that is not meant
+    monkeypatch.chdir(tmp_path)  # this folder has another `mine`
     (tmp_path / "mine.py").write_text("raise SystemExit('the wrong one')")
 
     def run(word, nbytes=0):
@@ -46,8 +46,8 @@ def submit(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("nbytes", [0, 800_000])
-def test_every_pod_runs_own_code_in_a_folder_of_its_own(submit, tmp_path, nbytes):
-    """Small and large: unpacked in the pod's scratch space, gone with it; the hash is the job's."""
+def test_every_pod_runs_own_code_in_its_own_folder(submit, tmp_path, nbytes):
+    """Small and large code is unpacked in the pod's scratch space; the job names its hash."""
     result = submit("first", nbytes)
     assert result.exit_code == 0, result.output
     manifest = (tmp_path / "local/jobs/job/manifest.yaml").read_text()
@@ -60,8 +60,8 @@ def test_every_pod_runs_own_code_in_a_folder_of_its_own(submit, tmp_path, nbytes
     assert len(places) == 2 and not any(place.exists() for place in places)
 
 
-def test_a_sample_is_of_the_jobs_own_code_and_run(submit, tmp_path, capfd):
-    """With the options that it was given; its exit code is that of `gptddp sample`."""
+def test_a_sample_uses_the_jobs_own_code_and_run(submit, tmp_path, capfd):
+    """`gptddp sample` gets the given options; its exit code is returned."""
     load = tmp_path / "own/gptddp/inference/load_model.py"
     load.parent.mkdir(parents=True)
     load.write_text("def load(run, *_):\n    print('of', run)\n    raise SystemExit(7)\n")

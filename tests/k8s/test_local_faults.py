@@ -1,4 +1,4 @@
-"""Local jobs that are killed, stopped, continued, and two at once; real processes."""
+"""Local jobs that are killed, stopped or continued, and two at once; real processes."""
 
 import os
 import signal
@@ -31,8 +31,8 @@ def family(folder, name):
     return [int(pid) for pid in pod_file(folder, f"{name}.pids").read_text().split()]
 
 
-def test_a_killed_pod_takes_all_of_its_processes_along(start, tmp_path):
-    """SIGKILL of the main process ends children in other sessions; another pod takes its place."""
+def test_all_processes_of_a_killed_pod_end(start, tmp_path):
+    """SIGKILL of the main process also ends children in other sessions; another pod replaces it."""
     process = start(job(FAMILY))
     pids = until(lambda: family(tmp_path, "job-worker-1"))
     assert status(tmp_path)["pods"]["job-worker-1"]["pid"] == pids[0]
@@ -44,9 +44,9 @@ def test_a_killed_pod_takes_all_of_its_processes_along(start, tmp_path):
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-def test_a_killed_runner_leaves_no_process_and_the_job_goes_on(start, finish, tmp_path, guarded):
-    """Its reaper ends the pods' processes; without it they end with their parent or by the next
-    submit, which continues the job."""
+def test_a_killed_runner_leaves_no_process_and_the_job_continues(start, finish, tmp_path, guarded):
+    """Its reaper ends the pods' processes; without a reaper they end with their parent, or by the
+    next submit, which continues the job."""
     built = job(FAMILY)
     process = start(built)
     pids = until(lambda: family(tmp_path, "job-worker-0") + family(tmp_path, "job-worker-1"))
@@ -58,7 +58,7 @@ def test_a_killed_runner_leaves_no_process_and_the_job_goes_on(start, finish, tm
     pod_file(tmp_path, "end").touch()
     exit_code, _, err = finish(built)  # at once: it has to wait for the reaper of the first
     assert exit_code == 0, err
-    if not guarded:  # neither tag nor reaper: nobody knew these
+    if not guarded:  # without tag and reaper nothing finds these
         os.kill(pids[2], signal.SIGKILL), os.kill(pids[5], signal.SIGKILL)
     until(lambda: not any(map(alive, pids)))
     assert reaper.members(str(tmp_path)) == []
@@ -69,7 +69,7 @@ def test_a_killed_runner_leaves_no_process_and_the_job_goes_on(start, finish, tm
 
 @pytest.mark.parametrize(("grace_s", "again"), [(300, True), (1, False)])
 def test_pods_that_ignore_sigterm_have_their_grace_period(start, tmp_path, grace_s, again):
-    """Then they are killed, or at once where Ctrl-C comes twice."""
+    """Then they are killed, or at once after a second Ctrl-C."""
     ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     code = f"{ignores}; (runs / f'{{name}}.up').touch(); wait('never')"
     process = start(job(code, grace_s=grace_s))
@@ -86,7 +86,7 @@ def test_pods_that_ignore_sigterm_have_their_grace_period(start, tmp_path, grace
 
 
 def test_submitting_again_is_a_no_op_or_a_refusal(start, finish, tmp_path):
-    """Running: says so; another manifest: refused with the difference; succeeded: nothing to do."""
+    """A running or succeeded job is reported; another manifest is refused with the difference."""
     built, other = job("wait('end')"), job("wait('end')", replicas=3)
     process = start(built)
     until(lambda: kinds(status(tmp_path)) == ["Created", "Running"])
@@ -104,7 +104,7 @@ def test_submitting_again_is_a_no_op_or_a_refusal(start, finish, tmp_path):
 
 
 def test_a_job_whose_run_is_gone_runs_again(finish, tmp_path):
-    """Succeeded counts as long as the run directory is there: who removes it wants a new run."""
+    """Succeeded counts only while the run directory exists: without it the user wants a new run."""
     built = job("pathlib.Path(sys.argv[2]).mkdir(); print('trained', flush=True)", replicas=1)
     container(built)["args"] = ["--run-dir", "/runs/job"]
     assert "already" not in finish(built)[2]
@@ -115,8 +115,8 @@ def test_a_job_whose_run_is_gone_runs_again(finish, tmp_path):
     assert log.read_text() == 2 * "trained\n"
 
 
-def test_a_network_that_is_taken_is_given_to_nobody_else():
-    """Also where the search begins at the same place."""
+def test_a_network_in_use_is_not_given_to_another_job():
+    """This holds also if both searches begin at the same slot."""
     (one, held), (two, other) = locks.network("key"), locks.network("key")
     with held, other:
         assert one.prefix != two.prefix and one.port != two.port

@@ -1,4 +1,4 @@
-"""Local jobs: what their user sees, and what is refused."""
+"""Local jobs: the screen, and refusals."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from gptddp.k8s.render import manifest, spec
 
 
 def test_logs_are_kept_as_written_and_shown_with_a_prefix(finish, tmp_path):
-    """`-v` prints `[worker-i] line` on stdout; the files have the bare lines of all lives."""
+    """`-v` prints `[worker-i] line` on stdout; the files have the plain lines of all lives."""
     code = """
 if not first: time.sleep(60)
 print("out"); print("err", file=sys.stderr); sys.stdout.write("no end of line")
@@ -36,7 +36,7 @@ sys.exit(143 if once("a") else 0)
 
 
 def test_a_closed_output_does_not_end_the_job(start, tmp_path):
-    """Whoever reads `submit -v | head` may go; the job goes on to its own exit code."""
+    """The reader in `submit -v | head` ends; the job continues to its own exit code."""
     code = "\nfor _ in range(40): print('x' * 99, flush=True); time.sleep(0.02)\n"
     process = start(job(code, replicas=1), "-v")
     process.stdout.close(), process.stderr.close()
@@ -45,13 +45,13 @@ def test_a_closed_output_does_not_end_the_job(start, tmp_path):
 
 
 def test_the_line_has_the_newest_step_and_the_numbers_of_rank_0s_log(tmp_path):
-    """The step is that of the newest generation's last whole line; all else is what rank 0 says."""
+    """The step is in the last whole line of the newest generation; rank 0 has the rest."""
     log = tmp_path / "job-worker-0.log"
     progress, up = Progress([log], str(tmp_path)), {"worker-0": 1.0, "worker-1": 2.0}
     assert progress.parts(up | {"worker-1": NEVER}) == ["pods 1/2"]
     log.write_text("[0.3 s] opening the dataset\n")
     assert progress.parts(up) == ["opening the dataset", "pods 2/2"]
-    assert progress.parts(dict.fromkeys(up, NEVER)) == ["pods 0/2"]  # nobody does anything
+    assert progress.parts(dict.fromkeys(up, NEVER)) == ["pods 0/2"]  # no pod runs
     (tmp_path / "log.9.jsonl").write_text('{"step": 121, "loss": 1.0}\n')
     newest = tmp_path / "log.10.jsonl"
     newest.write_text('{"step": 1, "loss": 3.0, "tok_s": 45210.3}\n{"step": 10, "lo')
@@ -70,8 +70,8 @@ def test_the_line_has_the_newest_step_and_the_numbers_of_rank_0s_log(tmp_path):
     assert shown == ["step 121/400", "ETA 30 s", "pods 2/2", "9.0 k tok/s"]
 
 
-def test_a_pod_that_is_lost_comes_first_and_a_speed_of_before_is_not_shown(tmp_path):
-    """Until its ranks do steps again: it is down, or it is up and has done no step yet."""
+def test_a_lost_pod_comes_first_without_an_old_speed(tmp_path):
+    """Until its ranks do steps again: it does not run, or it runs and has done no step yet."""
     log = tmp_path / "log.1.jsonl"
     progress = Progress([tmp_path / "none"], str(tmp_path))
 
@@ -86,14 +86,14 @@ def test_a_pod_that_is_lost_comes_first_and_a_speed_of_before_is_not_shown(tmp_p
     assert shown(2, 22.0, w2=NEVER) == [*lost, "5.0 k tok/s"]
     assert shown(3, 20.0, w2=21.0)[0] == shown(2, 30.0, w2=21.0)[0] == lost[0]
     assert shown(3, 31.0, w2=21.0)[0] == "step 9"
-    assert shown(3, 9.0, w2=12.0) == ["step 9", "loss 2.0000", "pods 3/3"]  # of a life before
+    assert shown(3, 9.0, w2=12.0) == ["step 9", "loss 2.0000", "pods 3/3"]  # an earlier life's
 
 
 # -- refusals ----------------------------------------------------------------------------------
 
 
 def test_a_missing_dataset_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    """The message has the command that makes one, with the folder in which it is looked for."""
+    """The message has the command that makes one, and the expected folder."""
     monkeypatch.chdir(tmp_path)
     rendered = manifest.objects(spec.load(None, {"data": "corpus/small"}, []))
     with pytest.raises(DataError, match=r"gptddp prepare .* --out local/volumes/corpus/small"):
@@ -109,14 +109,14 @@ SECRET = {"name": "AB_C", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"
 @pytest.mark.parametrize(
     ("where", "change", "message"),
     [
-        (pod_spec, {"volumes": []}, "/data is of the volume data, and there is none"),
+        (pod_spec, {"volumes": []}, "/data names the volume data, which does not exist"),
         (container, {"env": [SECRET]}, "AB_C .*secretKeyRef.*: export AB_C in this shell"),
         (container, {"resources": {"limits": {"nvidia.com/gpu": 99}}}, "need 198 GPUs"),
         (worker, {"replicas": 151}, "use at most 150 --replicas"),
     ],
 )
-def test_what_cannot_be_run_is_refused_by_name(tmp_path, where, change, message):
-    """Nothing is started and nothing written."""
+def test_a_job_that_cannot_run_is_refused(tmp_path, where, change, message):
+    """The message names the field; nothing is started or written."""
     built = job()
     where(built).update(change)
     with pytest.raises(ConfigError, match=message):
@@ -124,9 +124,9 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path, where, change, message)
     assert not (tmp_path / "local").exists()
 
 
-def test_a_claim_or_a_folder_that_cannot_be_is_refused(tmp_path):
-    """A misspelt claim of --volume, and a folder of either where nothing can be written: no pod
-    starts, and no job is left."""
+def test_a_wrong_claim_or_folder_is_refused(tmp_path):
+    """A misspelt claim of --volume, and an unwritable folder of --volume or --local-dir: no pod
+    starts, and no job remains."""
     with pytest.raises(ConfigError, match="no such claim: did you mean 'data'"):
         run.run([job()], local_dir=tmp_path, volumes={"dta": tmp_path})
     (tmp_path / "file").touch()
@@ -137,8 +137,8 @@ def test_a_claim_or_a_folder_that_cannot_be_is_refused(tmp_path):
     assert not (tmp_path / "jobs/job/manifest.yaml").exists()
 
 
-def test_other_systems_are_told_what_is_missing(monkeypatch):
-    """On a Mac the refusal names what does not work there, and the way out."""
+def test_other_systems_are_refused(monkeypatch):
+    """On a Mac the message names the missing features, and the alternatives."""
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ConfigError, match=r"needs Linux.*loopback.*gptddp train"):
         run.run([job()])

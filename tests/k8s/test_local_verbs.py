@@ -1,4 +1,4 @@
-"""The verbs with --local: of jobs on this machine, by the same words as of a cluster's."""
+"""Commands with --local: jobs of this machine, with the same output as a cluster's."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from gptddp.k8s.render import manifest
 
 @pytest.fixture
 def here(tmp_path):
-    """The folder of a job that this process seems to run, of two pods."""
+    """The folder of a job with two pods, which this process seems to run."""
     folder = tmp_path / "local/jobs/job"
     (folder / "logs").mkdir(parents=True)
     (folder / "manifest.yaml").write_text(manifest.to_yaml([job()]))
@@ -58,7 +58,7 @@ def k8s(tmp_path):
 
 
 def test_status_and_list_show_a_job_on_this_machine(here, k8s, tmp_path):
-    """State, causes, the numbers of rank 0's log; a pod that was replaced has an age of its own."""
+    """State, causes, and the numbers of rank 0's log; a replaced pod has its own age."""
     result = k8s("status", "job", "--watch")
     assert result.exit_code == 0, result.output
     assert "job  Running  pods 1/2\n" in result.stdout and "120/400" in result.stdout
@@ -74,7 +74,7 @@ def test_status_and_list_show_a_job_on_this_machine(here, k8s, tmp_path):
     (tmp_path / "runs/job/log.1.jsonl").write_text(json.dumps(newest) + "\n")
     shown = k8s("status", "job").stdout
     assert re.search("state: +Running on 1 of 2: job-worker-1 is being replaced\n", shown)
-    assert re.search(r"step: +130/400  loss 1.5000\n", shown)  # its speed is of two ranks
+    assert re.search(r"step: +130/400  loss 1.5000\n", shown)  # its speed was that of two ranks
     named = f"gptddp-k8s logs -f job --local --local-dir {tmp_path}/local"
     assert f"next: {named}\n" in k8s("status", "job").stderr
     result = k8s("status", "jb")
@@ -82,18 +82,18 @@ def test_status_and_list_show_a_job_on_this_machine(here, k8s, tmp_path):
     assert "there are job" in result.stderr
 
 
-def test_a_local_job_whose_submit_is_gone_is_stopped(here, k8s):
-    """Whatever status.json says: nobody runs its pods."""
+def test_a_local_job_without_its_submit_is_suspended(here, k8s):
+    """Nothing runs its pods, whatever status.json says."""
     (here / "lock").unlink()
     shown = k8s("status", "job").stdout
-    assert "state:      Suspended" in shown and "the same submit goes on" in shown
+    assert "state:      Suspended" in shown and "the same submit continues it" in shown
     assert "Stopped" in shown
     assert k8s("wait", "job").exit_code == 103
 
 
 @pytest.mark.parametrize("text", ["", "{", "a: 1", "spec: {}\nmetadata: 3"])
-def test_a_manifest_that_cannot_be_read_is_told_with_a_way_out_that_works(here, k8s, text):
-    """Every verb names the file and `delete`, which removes the job's folder; its volumes stay."""
+def test_an_unreadable_manifest_is_reported_with_a_fix(here, k8s, text):
+    """Each command names the file and `delete`, which removes the job's folder; volumes stay."""
     (here / "lock").unlink()
     (here / "manifest.yaml").write_text(text)
     for verb in ("status", "wait", "logs", "suspend", "sample"):
@@ -117,8 +117,8 @@ def test_a_manifest_that_cannot_be_read_is_told_with_a_way_out_that_works(here, 
         {"pods": {"job-worker-0": {"startTime": 3}}},
     ],
 )
-def test_a_status_of_another_form_is_one_that_cannot_be_read(here, k8s, torn):
-    """The job is told as stopped, `sample` says what writes the file anew; delete works."""
+def test_a_malformed_status_file_counts_as_unreadable(here, k8s, torn):
+    """The job counts as stopped, `sample` says how to write the file again; delete works."""
     (here / "lock").unlink()
     told = here / "status.json"
     told.write_text(torn if isinstance(torn, str) else json.dumps({**status_of(told), **torn}))
@@ -136,19 +136,19 @@ def status_of(path):
     return json.loads(path.read_text())
 
 
-def test_a_command_to_type_next_quotes_the_folder():
-    """A --local-dir with a blank is one word of it."""
+def test_a_suggested_command_quotes_the_folder():
+    """A --local-dir with a space is one word."""
     assert options_for(Path("my jobs")) == " --local --local-dir 'my jobs'"
 
 
-def test_logs_are_those_of_the_files(here, k8s):
-    """Pod by pod, the last lines of each, of one without its prefix."""
+def test_logs_prints_the_log_files(here, k8s):
+    """Pod by pod; with options, the last lines of each, or one pod without its prefix."""
     lines = k8s("logs", "job", "--tail", "2").stdout.splitlines()
     assert [line[:5] for line in lines] == ["[w0] "] * 2 + ["[w1] "] * 2
     assert lines[0] == f"[w0] {of_a_life()[-2]}" and lines[2:] == ["[w1] b", "[w1] c"]
     assert k8s("logs", "job", "--pod", "1").stdout.splitlines() == ["a", "b", "c"]
     result = k8s("logs", "job", "--pod", "7")
-    assert result.exit_code == 2 and "the pods that are there are 0, 1" in result.stderr
+    assert result.exit_code == 2 and "its pods are 0, 1" in result.stderr
 
 
 RUNS = """
@@ -161,7 +161,7 @@ if not (runs / "end").exists(): wait("never")
 
 @pytest.fixture
 def running(start, tmp_path):
-    """A job that runs, and saves what it has when it is stopped."""
+    """A running job that saves when it is stopped."""
     built = job(RUNS)
     container(built)["args"] = ["--run-dir", "/runs/job"]
     process = start(built)
@@ -175,12 +175,12 @@ def saved(tmp_path):
     return [pod_file(tmp_path, f"job/job-worker-{i}.saved").exists() for i in (0, 1)]
 
 
-def test_suspend_saves_and_the_same_submit_goes_on(running, finish, k8s, tmp_path):
+def test_suspend_saves_and_the_same_submit_continues(running, finish, k8s, tmp_path):
     """Its pods end as with Ctrl-C; a second suspend changes nothing."""
     built, process = running
     result = k8s("suspend", "job")
     assert result.exit_code == 0 and result.stdout == "local job job suspended\n", result.output
-    assert "the same `submit --local` lets it go on" in result.stderr
+    assert "the same `submit --local` continues it" in result.stderr
     assert process.wait(5) == 130 and saved(tmp_path) == [True, True]
     assert "Suspended" in k8s("status", "job").stdout
     result = k8s("suspend", "job")
@@ -190,11 +190,11 @@ def test_suspend_saves_and_the_same_submit_goes_on(running, finish, k8s, tmp_pat
 
 
 def test_delete_ends_a_job_and_keeps_its_run(running, k8s, tmp_path):
-    """Its folder is gone, its run directory stays and is named; what others put there stays too."""
+    """Its folder is removed; its run directory stays and is named; files of others stay too."""
     pid = status(tmp_path)["pods"]["job-worker-0"]["pid"]
     folder = tmp_path / "local/jobs/job"
     (folder / "mine.txt").touch()
-    (folder.parent / "stray").touch()  # is no job
+    (folder.parent / "stray").touch()  # not a job
     result = k8s("delete", "job")
     assert result.exit_code == 0 and result.stdout == "local job job deleted\n", result.output
     assert f"its run directory stays: {tmp_path}/local/volumes/runs/job" in result.stderr
@@ -205,7 +205,7 @@ def test_delete_ends_a_job_and_keeps_its_run(running, k8s, tmp_path):
 
 
 def test_logs_follow_a_job_to_its_end(running, k8s, tmp_path):
-    """Lines of all pods as they come, also of those that replace others."""
+    """Prints the lines of all pods as they come, also of pods that replace others."""
     pod_file(tmp_path, "end").touch()
     os.kill(status(tmp_path)["pods"]["job-worker-1"]["pid"], 9)
     result = k8s("logs", "job", "-f")

@@ -1,4 +1,4 @@
-"""Which API server is asked, and as whom: where the package `kubernetes` would do it otherwise."""
+"""The API server and the user of a login, where the package `kubernetes` differs from kubectl."""
 
 import os
 import shutil
@@ -41,12 +41,12 @@ def server_in():
         ),
         ({"contexts": [{}]}, "the entry 'name' is missing"),
         (": [yaml", "{path} cannot be used .*line 1"),
-        ("just text", "{path} cannot be used .it has not the form of one"),
+        ("just text", "{path} cannot be used .it does not have the form of"),
         ("", "{path} is empty"),
     ],
 )
-def test_what_is_wrong_in_a_kubeconfig_is_an_error_that_names_it(tmp_path, entries, words):
-    """The file and what is wrong, and never a server that nobody has named."""
+def test_a_wrong_kubeconfig_is_an_error_that_names_it(tmp_path, entries, words):
+    """The message has the file and the problem; no other server is contacted."""
     path = tmp_path / "config"
     if isinstance(entries, str):
         path.write_text(entries)
@@ -56,8 +56,8 @@ def test_what_is_wrong_in_a_kubeconfig_is_an_error_that_names_it(tmp_path, entri
         connect(None, path)
 
 
-def test_a_kubeconfig_that_is_not_there_is_named_with_the_way_without(tmp_path, monkeypatch):
-    """That of the flag, of the variable, or of the home."""
+def test_a_missing_kubeconfig_is_named(tmp_path, monkeypatch):
+    """The file of the flag, of the variable or in the home folder; the message suggests --local."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     with pytest.raises(ClusterError, match=r"no file ~/.kube/config; .*--local"):
@@ -77,7 +77,7 @@ def test_a_kubeconfig_that_is_not_there_is_named_with_the_way_without(tmp_path, 
 
 
 def test_of_several_files_the_first_current_context_counts(tmp_path, monkeypatch):
-    """As for kubectl, so that both ask the same cluster; an empty one sets none."""
+    """As in kubectl, so that both use the same cluster; a file with an empty one sets none."""
     there = {"cluster": "c", "user": "u", "namespace": "ml"}
     kubeconfig(tmp_path / "none", contexts=[], clusters=[], users=[], current_context="")
     kubeconfig(tmp_path / "one", "http://one", contexts=named("x", context=there))
@@ -87,8 +87,8 @@ def test_of_several_files_the_first_current_context_counts(tmp_path, monkeypatch
     assert connect("mine").namespace == "mine"
 
 
-def test_of_several_files_each_names_its_own_folder(tmp_path, monkeypatch, api):
-    """What a user names beside its file is found there, wherever its cluster is; none is empty."""
+def test_of_several_files_each_has_its_own_folder(tmp_path, monkeypatch, api):
+    """Relative paths of a user begin at its own file; empty paths are ignored."""
     for folder in ("clusters", "users"):
         (tmp_path / folder).mkdir()
     cluster = kubeconfig(tmp_path / "clusters/config", api.url, users=[])
@@ -112,7 +112,7 @@ def test_of_several_files_each_names_its_own_folder(tmp_path, monkeypatch, api):
 
 
 def test_an_error_of_a_kubeconfig_has_no_secret(tmp_path, api):
-    """What is wrong beside a secret, and a token that no request can carry."""
+    """A mistake beside a secret, and a token with invalid characters."""
     for user in (
         {"auth-provider": {"name": "oidc", "config": {"refresh-token": "s3cret"}}},
         {"token": "s3cret\nx"},
@@ -123,7 +123,7 @@ def test_an_error_of_a_kubeconfig_has_no_secret(tmp_path, api):
 
 
 def test_a_pod_has_its_service_account(tmp_path, monkeypatch):
-    """Where no kubeconfig is there; not in the place of one that is named."""
+    """It is used without a kubeconfig, but not in place of a named kubeconfig."""
     for name, text in (("token", "secret"), ("namespace", "ml\n"), ("ca.crt", "")):
         (tmp_path / name).write_text(text)
     shutil.copy(certifi.where(), tmp_path / "ca.crt")
@@ -164,8 +164,8 @@ def credential(token):
         (plugin("echo hello"), "user u .* no login: sh: exec: failed to decode process output"),
         (plugin("echo 5"), "no login: sh: .*; log in again"),
         (plugin(credential("null")), "no login: sh has failed; log in again"),
-        (plugin(credential("{}")), "user u .* no login: sh has given neither a token nor"),
-        (plugin(credential('{"token": ""}')), "sh has given neither a token nor"),
+        (plugin(credential("{}")), "user u .* no login: sh has returned neither a token nor"),
+        (plugin(credential('{"token": ""}')), "sh has returned neither a token nor"),
         (plugin(credential('{"token": " "}')), "no login: no credentials"),
         (
             plugin(credential("{}"), apiVersion="v0"),
@@ -180,15 +180,15 @@ def credential(token):
         ({"token": "t", "as-groups": ["dev"]}, "user u .* acts for another .`as-groups`"),
     ],
 )
-def test_without_a_login_nothing_is_asked(api, user, words):
-    """Never as nobody, or as another: the refusal would speak of rights, and not of the login."""
+def test_without_a_login_no_request_is_sent(api, user, words):
+    """As nobody, or as another user, it would fail with an error about rights."""
     with pytest.raises(ClusterError, match=words):
         api.as_user(**user).find("Pod")
     assert api.asked == []
 
 
-def test_a_login_that_is_refused_is_made_once_more(api, tmp_path):
-    """A token that a file or a program has given may have run out; a second refusal is the end."""
+def test_a_refused_login_is_repeated_once(api, tmp_path):
+    """A token of a file or a program may have expired; a second refusal is an error."""
     (tmp_path / "token").write_text("old")
     cluster = api.as_user(tokenFile="token")
     cluster.find("Pod")
@@ -201,13 +201,13 @@ def test_a_login_that_is_refused_is_made_once_more(api, tmp_path):
     cluster = api.as_user(**plugin(count + credential('{"token": "\'$n\'"}')))
     cluster.find("Pod")
     api.refused |= {"1", "2", "3"}
-    with pytest.raises(ClusterError, match="does not accept who you are .* log in again"):
+    with pytest.raises(ClusterError, match="does not accept your login .* log in again"):
         cluster.find("Pod")
     assert api.tokens[4:] == ["1", "1", "2"]
 
 
 def test_a_login_program_may_ask_at_the_terminal(api, tmp_path):
-    """What it says is seen, what is typed is its input, and its failure is told."""
+    """Its output is shown, typed text is its input, and its failure is reported."""
     script = 'printf "Password: " >&2; read p; [ $p = ok ] || exit 4\n' + credential(
         '{"token": "t"}'
     )
@@ -226,8 +226,8 @@ def test_a_login_program_may_ask_at_the_terminal(api, tmp_path):
     assert "no login: sh has failed; log in again" in result.stderr
 
 
-def test_a_login_that_fails_ends_a_wait(api, tmp_path):
-    """A program that asks somebody is not run again every second, and no server is blamed."""
+def test_a_failed_login_ends_a_wait(api, tmp_path):
+    """A program that asks a person is not run again every second, and no outage is reported."""
     once = f"echo x >> {tmp_path}/runs; [ $(wc -l < {tmp_path}/runs) = 1 ] || exit 1\n"
     cluster = api.as_user(**plugin(once + credential('{"token": "t"}')))
     said = []
@@ -240,7 +240,7 @@ def test_a_login_that_fails_ends_a_wait(api, tmp_path):
 
 
 def test_one_thread_logs_in_for_all(api, tmp_path):
-    """A login that has run out under many requests at once is made once more."""
+    """If a login expires under many requests, it is repeated once."""
     count = f"echo x >> {tmp_path}/runs; n=$(wc -l < {tmp_path}/runs)\n"
     cluster = api.as_user(**plugin(count + credential('{"token": "\'$n\'"}')))
     api.refused.add("1")

@@ -1,4 +1,4 @@
-"""Logs of all pods, against a real socket that breaks: no line lost, none doubled."""
+"""Logs of all pods, over a real socket that breaks: no line is lost or repeated."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from gptddp.k8s.observe import logs, pod_log, watcher
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Polls and pauses of hundredths of a second."""
+    """Short polls and pauses."""
     monkeypatch.setattr(pod_log, "RETRY_S", 0.02)
     monkeypatch.setattr(pod_log, "DRAIN_S", 0.3)
     monkeypatch.setattr(logs, "POLL_S", 0.05)
@@ -38,7 +38,7 @@ def done(index):
 
 
 class Following:
-    """`logs.follow` in a thread, and what it has written."""
+    """`logs.follow` in a thread, and its output."""
 
     def __init__(self, cluster, **options):
         self.got, self.error = [], None
@@ -63,7 +63,7 @@ class Following:
 
 @pytest.fixture
 def one(api, cluster):
-    """A job of one pod that has written three lines and goes on; its log, and who follows it."""
+    """A running job of one pod that has written three lines; its log, and its follower."""
     log = api.logs["demo-worker-0"] = Log(lines(3), done=False)
     api.put(job("Created", "Running", replicas=1), pod(0))
     following = Following(cluster)
@@ -72,13 +72,13 @@ def one(api, cluster):
 
 
 def end(api, log):
-    """The job is over, and so is the log of its pod."""
+    """The job and the log of its pod end."""
     log.done = True
     api.put(job("Created", "Succeeded", replicas=1), done(0))
 
 
-def test_a_connection_that_breaks_costs_and_doubles_no_line(api, one):
-    """Breaks at many points, inside lines and between them, of a log that goes on growing."""
+def test_a_broken_connection_loses_and_repeats_no_line(api, one):
+    """Breaks at many points, inside lines and between them, of a growing log."""
     (log, following), written = one, lines(400)
     log.break_after = [1, 30, 31, 500, 777, 1000, 2048, 40, 3000, 4444, 5000, 100, 6000]
     for n in range(3, 400):
@@ -92,8 +92,9 @@ def test_a_connection_that_breaks_costs_and_doubles_no_line(api, one):
     assert any("sinceTime" in path for path in api.asked)
 
 
-def test_a_torn_end_is_not_a_line(api, cluster):
-    """An API server that loses the node ends the stream properly, in the middle of a line."""
+def test_a_cut_end_is_not_a_line(api, cluster):
+    """An API server that loses the node ends the stream in the middle of a line, without an
+    error."""
     log = api.logs["demo-worker-0"] = Log(lines(3), done=True)
     log.end_after = [len(log.text()) - 3]
     api.put(job("Running", replicas=1), pod(0))
@@ -104,7 +105,7 @@ def test_a_torn_end_is_not_a_line(api, cluster):
 
 
 def test_follow_waits_for_pods_and_takes_up_new_ones(api, cluster):
-    """No pods at first, then one, then another life of it whose clock is behind, then a second."""
+    """No pods at first, then one, then its replacement whose clock is behind, then a second pod."""
     api.put(job(replicas=2), unscheduled(0, "0/3 nodes are available: 3 Insufficient cpu."))
     following = Following(cluster)
     time.sleep(0.2)
@@ -125,7 +126,7 @@ def test_follow_waits_for_pods_and_takes_up_new_ones(api, cluster):
 
 
 def test_a_container_that_restarts_loses_nothing(api, one):
-    """The end of the container before is read from its own log."""
+    """The end of the previous container is read from its own log."""
     log, following = one
     api.previous["demo-worker-0"] = Log(lines(5))
     after = [(t.replace("09:00", "09:01"), "again") for t, _ in lines(2)]
@@ -145,15 +146,15 @@ def test_a_container_that_restarts_loses_nothing(api, one):
         ({"tail": 1}, ["[w0] 0 line 1", "[w1] 1 line 1"]),
     ],
 )
-def test_a_part_of_a_job_that_is_over_is_followed_to_its_end(api, cluster, part, expected):
-    """One pod without its opening; the last lines of each."""
+def test_a_part_of_an_ended_job_is_followed_to_its_end(api, cluster, part, expected):
+    """One pod without its prefix; the last lines of each pod."""
     api.put(job("Succeeded", replicas=2), done(0), done(1))
     api.logs |= {f"demo-worker-{n}": Log(lines(3, name=f"{n} ")) for n in range(2)}
     assert sorted(Following(cluster, **part).join()) == expected
 
 
 def test_follow_survives_an_api_server_that_goes_away(api, one, capsys):
-    """Told once that it is away and once that it is back, and the lines go on."""
+    """It reports the outage and its end once each, and the lines continue."""
     log, following = one
     api.down = True
     log.break_after = [1]
@@ -168,7 +169,7 @@ def test_follow_survives_an_api_server_that_goes_away(api, one, capsys):
 
 
 def test_a_running_job_that_is_deleted_ends_the_following(api, one):
-    """Job and pods are gone: nothing can come any more."""
+    """Job and pods are gone: no more lines can come."""
     log, following = one
     api.remove("PyTorchJob", "demo")
     api.remove("Pod", "demo-worker-0")
@@ -176,8 +177,8 @@ def test_a_running_job_that_is_deleted_ends_the_following(api, one):
     assert len(following.join()) == 3
 
 
-def test_a_server_that_cannot_be_reached_at_the_first_look_is_an_error(api, cluster):
-    """It may be the wrong one, and is not asked again."""
+def test_an_unreachable_server_at_the_first_poll_is_an_error(api, cluster):
+    """It may be the wrong server, and is not contacted again."""
     api.close()
     with pytest.raises(ClusterError, match="cannot reach"):
         logs.follow(cluster, "demo", print, note)
@@ -187,7 +188,7 @@ def test_a_server_that_cannot_be_reached_at_the_first_look_is_an_error(api, clus
 
 
 def test_logs_are_merged_in_the_order_of_time(api, k8s):
-    """Lines of three pods, interleaved as they were written; one without a log is noted."""
+    """Lines of three pods, interleaved by time; a note names a pod without a log."""
     api.logs = {
         f"demo-worker-{n}": Log(
             [(f"2026-11-21T09:{m // 60:02}:{m % 60:02}.{n}Z", f"{m} {n}") for m in range(3000)]
@@ -201,7 +202,7 @@ def test_logs_are_merged_in_the_order_of_time(api, k8s):
 
 
 def test_logs_without_a_line_say_why(api, k8s):
-    """The state and what the pods wait for: silence would be an answer that says nothing."""
+    """A note has the state, and why the pods wait, instead of no output."""
     api.put(job("Created", replicas=1), unscheduled(0, "0/3 nodes are available: 3 Too full."))
     api.logs["demo-worker-0"] = Log([])
     shown = k8s("logs", "demo")
@@ -210,11 +211,11 @@ def test_logs_without_a_line_say_why(api, k8s):
 
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])
-def test_a_pod_that_is_not_there_is_refused_by_its_index(api, k8s, follow):
-    """With those that are there; with -f one that may come is waited for."""
+def test_a_missing_index_is_refused(api, k8s, follow):
+    """The message has the existing indices; with -f a pod that may come is waited for."""
     api.put(job("Succeeded", replicas=4), done(0), done(1))
     asked = k8s("logs", "demo", "--pod", "7", *follow)
-    assert asked.exit_code == 2 and "the pods that are there are 0, 1" in asked.stderr
+    assert asked.exit_code == 2 and "its pods are 0, 1" in asked.stderr
     assert k8s("logs", "demo", "--pod", "3", *follow).exit_code == (0 if follow else 2)
 
 
@@ -233,7 +234,7 @@ PEER, RANK = "gptddp.launch: the worker is lost", "gptddp.launch: rank 1: loss i
 )
 @pytest.mark.parametrize("again", [False, True])
 def test_the_log_of_the_pod_that_failed_first_is_printed(api, k8s, ends, first, again):
-    """Alone, without its prefix, before its restart where it was started again."""
+    """Only this log, without a prefix; from before the restart if the container restarted."""
     api.put(job("Created", "Running"))
     for index, (code, message, second) in enumerate(ends):
         ended, runs = terminated(code, message, second=second), {"running": {}}
@@ -247,17 +248,17 @@ def test_the_log_of_the_pod_that_failed_first_is_printed(api, k8s, ends, first, 
     assert f"pod demo-worker-{first} failed first at {when}: exited with" in shown.stderr
 
 
-def test_without_a_failure_it_is_said(api, k8s):
+def test_without_a_failure_a_note_says_so(api, k8s):
     """Nothing on stdout, and exit code 0."""
     api.put(job("Created", "Running"), pod(0))
     shown = k8s("logs", "demo", "--first-failure")
     assert (shown.exit_code, shown.stdout) == (0, "")
-    assert "demo is Running, and no pod that is there has failed" in shown.stderr
+    assert "demo is Running, and no existing pod has failed" in shown.stderr
 
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])
-def test_since_leaves_out_what_is_older(api, k8s, follow):
-    """Of each pod, followed or not."""
+def test_since_leaves_out_older_lines(api, k8s, follow):
+    """For each pod, followed or not."""
     now = lambda ago: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - ago))  # noqa: E731
     api.put(job("Created", "Succeeded"), done(0), done(1))
     for index in (0, 1):

@@ -1,4 +1,4 @@
-"""Rendering: golden manifests, and what each of them has."""
+"""Golden manifests, and the parts of each."""
 
 import copy
 import os
@@ -20,16 +20,14 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @pytest.mark.parametrize("name", SPECS)
 def test_golden(name):
-    """The manifest of a spec is the file that a user may copy, byte for byte.
-
-    After a change that is meant: `PYTHONPATH=tests python tests/k8s/test_manifest.py`.
-    """
+    """The manifest of a spec is the file that a user may copy, byte for byte. After an intended
+    change: `PYTHONPATH=tests python tests/k8s/test_manifest.py`."""
     assert manifest.to_yaml(render(*SPECS[name])) == (GOLDEN / f"{name}.yaml").read_text()
 
 
 def test_a_changed_spec_has_another_hash_and_rendezvous():
-    """The annotation and rdzvId follow the manifest, and nothing else does. A patch that changes
-    nothing leaves the same job, and so does a namespace that is named."""
+    """The annotation and rdzvId depend on the manifest alone. A patch without a change, or a
+    namespace, leaves the same job."""
     one, two, three = render_job(), render_job(args=["--steps", "7"]), patched("All")
     hashes = [job["metadata"]["annotations"][manifest.SPEC_HASH] for job in (one, two, three)]
     assert len(set(hashes)) == 3 and patched("Running") == one
@@ -43,7 +41,7 @@ def test_a_changed_spec_has_another_hash_and_rendezvous():
 
 
 def patched(clean):
-    """A job with a patch: which pods are removed when it has ended, Running by default."""
+    """A job with a patch of cleanPodPolicy, Running by default."""
     return manifest.pytorchjob(built(patch={"spec": {"runPolicy": {"cleanPodPolicy": clean}}}))
 
 
@@ -51,10 +49,8 @@ def patched(clean):
     ("age_s", "alive"),
     [(None, True), (-3600, True), (0, True), (350, True), (500, False), (86400, False)],
 )
-def test_the_liveness_probe_kills_a_pod_only_for_a_launcher_that_stands_still(
-    tmp_path, age_s, alive
-):
-    """Not before its first sign of life, nor within a grace period and five minutes of the last."""
+def test_the_liveness_probe_kills_a_pod_only_for_a_hanging_launcher(tmp_path, age_s, alive):
+    """Not before its first touch, nor within a grace period and five minutes of the last."""
     file = tmp_path / "alive"
     if age_s is not None:
         file.touch()
@@ -75,10 +71,10 @@ def test_the_liveness_probe_kills_a_pod_only_for_a_launcher_that_stands_still(
 
 
 def test_trainer_settings_survive_the_way_through_the_manifest():
-    """Every trainer option that was given reaches the container as the same value."""
+    """Every given trainer option reaches the container with the same value."""
     args = ["--steps=9", "--betas", "0.8,0.99", "--lr", "1e-4", "--max-time", "90", "--seed", "0"]
-    args += ["--weight-decay", "0.1"]  # the default: given is given
-    args += ["--device", "cpu"]  # also where there are GPUs
+    args += ["--weight-decay", "0.1"]  # the default value, given explicitly
+    args += ["--device", "cpu"]  # also with GPUs
     given = from_args(args)
     parsed = from_args(container(render_job({"gpus": 1}, args))["args"])
     places = {"data", "run_dir", "preset", "metrics_port"}
@@ -96,8 +92,8 @@ def toml(tmp_path, text):
 
 
 def test_flags_win_over_the_file(tmp_path):
-    """Defaults < file < flags, for the job and for the trainer; env is merged by name. The file may
-    be from Windows: with a byte order mark, and both characters at the ends of lines."""
+    """Defaults < file < flags, for the job and for the trainer; env is merged by name. A file from
+    Windows may have a byte order mark and CRLF."""
     file = toml(
         tmp_path,
         '\ufeff[job]\r\nname = "a"\nreplicas = 8\ncpu = 2\nenv = {A = "1", B = "1"}\r\n'
@@ -124,8 +120,8 @@ def test_flags_win_over_the_file(tmp_path):
         ("[job]\nname = 3", "must be a string"),
         ("[job]\nenv = {A = 1}", r"job\.env\.A is 1: it must be a string"),
         ("[job]\nenv = 'A=1'", "must be a table of strings"),
-        ('[job]\nenv = {A = "\\u0000"}', r"job\.env\.A is .*: nothing can have a NUL in it"),
-        ('[job]\ncode = "\\u0000"', "nothing can have a NUL"),
+        ('[job]\nenv = {A = "\\u0000"}', r"job\.env\.A is .*: NUL characters are not allowed"),
+        ('[job]\ncode = "\\u0000"', "NUL characters are not allowed"),
         ("[job]\ncode = 3", r"job\.code is 3: it must be the name of a folder"),
         ("[job", "is not valid TOML"),
         ("[job]\ntoleration = 1", r"job\.toleration is 1: it must be a list of strings"),
@@ -134,22 +130,22 @@ def test_flags_win_over_the_file(tmp_path):
         ("[job]\nnode_selector = {a = true}", r"node_selector\.a is true: it must be a string"),
         ('[job]\nresource = {"a/b" = true}', "a quantity"),
         ("[job]\npatch = 3", "a table, or the name of a YAML file"),
-        ("[job]\npatch = {a = 2026-01-01}", "JSON does not know .*put dates"),
+        ("[job]\npatch = {a = 2026-01-01}", "JSON does not have .*put dates"),
         ('[job]\npatch = "none.yaml"', r"cannot read the file .*none\.yaml: No such file"),
         ('[job]\npatch = "bad.yaml"', r"bad\.yaml is not YAML: line \d"),
     ],
 )
 def test_a_wrong_file_is_refused_by_key(tmp_path, text, message):
-    """The message has the key, what it must be, and the nearest name that exists; for a YAML file
-    what is wrong in it."""
+    """The message has the key, the required type, and the nearest existing name; for a YAML file,
+    its error."""
     (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=message):
         spec.load(toml(tmp_path, text), {}, [])
 
 
 def test_a_missing_file_and_two_sources_are_refused(tmp_path):
-    """-f of nothing, or of a manifest, and trainer settings from two files at once."""
-    with pytest.raises(ConfigError, match="`kubectl create -f` submits one"):
+    """-f with no file or with a manifest, and trainer settings from two files."""
+    with pytest.raises(ConfigError, match="`kubectl create -f` submits a"):
         spec.load(tmp_path / "job.yaml", {}, [])
     with pytest.raises(ConfigError, match=r"cannot read the job file .*none\.toml"):
         spec.load(tmp_path / "none.toml", {}, [])
@@ -157,8 +153,8 @@ def test_a_missing_file_and_two_sources_are_refused(tmp_path):
         spec.load(toml(tmp_path, ""), {}, ["--config=x.toml"])
 
 
-def test_metrics_have_the_port_that_is_given_or_none():
-    """0 leaves it out everywhere; without it there is one."""
+def test_metrics_have_the_given_port_or_none():
+    """0 removes it everywhere; by default there is a port."""
     job = render_job({"replicas": 2}, ["--metrics-port", "0"])
     objects = render({}, ["--metrics-port", "0"])
     text = manifest.to_yaml(objects)
@@ -170,7 +166,7 @@ def test_metrics_have_the_port_that_is_given_or_none():
 
 
 def test_one_claim_for_data_and_runs_is_one_volume():
-    """Mounted twice, the dataset read-only; a path in it is where the runs are."""
+    """It is mounted twice, the dataset read-only; a path in it holds the runs."""
     job = render_job({"data": "all/books", "runs": "all/my/runs", "name": "demo"})
     template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert [name for name, _ in volume_claims(template)] == ["data"]
@@ -185,8 +181,8 @@ QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 
 
 def test_the_queue_is_a_label_of_the_job_alone():
-    """Kueue takes what has it: on the pods it would queue each for itself. Nothing is suspended
-    here: Kueue does that, and a manifest that is applied again must not undo an admission."""
+    """On the pods Kueue would queue each separately. The manifest does not suspend the job: Kueue
+    does, and applying the manifest again must not undo an admission."""
     *companions, job = render({"queue": "team", "priority": "high"})
     assert job["metadata"]["labels"].items() >= {QUEUE: "team", PRIORITY: "high"}.items()
     assert "suspend" not in job["spec"]["runPolicy"]
@@ -203,7 +199,7 @@ def test_the_queue_is_a_label_of_the_job_alone():
     ],
 )
 def test_the_topology_is_an_annotation_of_the_pods(wish, kind, value):
-    """Beside those that the pods have anyway."""
+    """It is added to the pods' other annotations."""
     job = render_job({"queue": "team", "topology": wish})
     found = worker(job)["template"]["metadata"]["annotations"]
     assert found[f"kueue.x-k8s.io/podset-{kind}-topology"] == value

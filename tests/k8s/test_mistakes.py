@@ -1,4 +1,4 @@
-"""What a mistyped value, an unset variable or a full disk behind stdout is answered with."""
+"""Answers to a mistyped value, an unset variable, and a full disk behind stdout."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from support.paths import ROOT
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.main import cli
 
-AT = ("--kubeconfig", "/dev/null")  # no cluster: what is refused before it is asked, is refused
+AT = ("--kubeconfig", "/dev/null")  # no cluster: refusals must come before any request
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def k8s():
 
 
 def refused(result, *words):
-    """Exit code 2, nothing on stdout, one message with these words that is the first line."""
+    """Exit code 2, nothing on stdout, and a message whose first line has these words."""
     assert result.exit_code == 2 and result.stdout == "", result.output
     assert result.stderr.startswith("error: ") and "Error" not in result.stderr
     assert all(word in result.stderr for word in words), result.stderr
 
 
 def test_every_name_time_and_file_is_checked_before_it_is_used():
-    """No command takes a name, a namespace, a time or a file as any text."""
+    """No command takes a name, a namespace, a time or a file as plain text."""
     kinds = {"timeout": types.SECONDS, "kubeconfig": types.FILE, "context": types.WORD}
     kinds |= {"local_dir": types.FOLDER, "namespace": types.NAMESPACE}
     for command in cli.commands.values():
@@ -41,8 +41,8 @@ def test_every_name_time_and_file_is_checked_before_it_is_used():
                 assert param.type is kinds[param.name], (command.name, param.name)
 
 
-def test_a_name_is_taken_as_o_name_prints_it(k8s):
-    """`-o name` is for other commands: they take it, of kubectl too; no other kind."""
+def test_the_output_of_o_name_is_accepted_as_a_name(k8s):
+    """Other commands accept `-o name` of ours and of kubectl, but no other kind."""
     for kind in ("pytorchjob.kubeflow.org", "pytorchjobs.kubeflow.org", "pytorchjob"):
         assert types.JOB.convert(f"{kind}/demo") == "demo"
     for name in ("pod/demo", "pytorchjob/", "pytorchjob/a/b", "pytorchjob/../b"):
@@ -108,8 +108,8 @@ def test_a_name_is_taken_as_o_name_prints_it(k8s):
         ("render -- --init-from /data/\udcff", ["is not UTF-8"]),
     ],
 )
-def test_a_mistake_is_told_its_rule(k8s, args, words):
-    """Before any cluster is asked; click's messages are opened as ours are."""
+def test_a_mistake_is_refused_with_its_rule(k8s, args, words):
+    """No cluster is contacted; click's messages begin like ours."""
     refused(k8s(*args.split()), *words)
 
 
@@ -127,7 +127,7 @@ def shell(script, *args, unbuffered=""):
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("args", [["render"], ["--help"], ["render", "--help"]])
 def test_a_full_disk_behind_stdout_is_an_error(args, unbuffered):
-    """One line and exit code 1: the output is not there."""
+    """One line and exit code 1, as the output is lost."""
     result = shell('"$@" >/dev/full', *args, unbuffered=unbuffered)
     line = result.stderr.splitlines()[-1]
     assert result.returncode == 1 and "Traceback" not in result.stderr
@@ -135,7 +135,7 @@ def test_a_full_disk_behind_stdout_is_an_error(args, unbuffered):
 
 
 def test_a_closed_or_full_stderr_loses_nothing_else():
-    """What is said to the person is left out, and the work is done."""
+    """Notes are lost, and the work is done."""
     for script in ('"$@" 2>/dev/full', '"$@" 2>&- <&-'):
         result = shell(script, "render")
         assert result.returncode == 0 and result.stdout.endswith("sizeLimit: 256Mi\n")
@@ -143,7 +143,7 @@ def test_a_closed_or_full_stderr_loses_nothing_else():
 
 
 def test_a_closed_stdin_or_stdout_is_an_error_where_it_is_used():
-    """Not the default job, and no traceback."""
+    """It is not replaced by a default job, and there is no traceback."""
     result = shell('"$@" <&-', "render", "-f", "-")
     assert result.returncode == 2 and result.stdout == ""
     assert "Bad file descriptor" in result.stderr and "Traceback" not in result.stderr
@@ -152,7 +152,7 @@ def test_a_closed_stdin_or_stdout_is_an_error_where_it_is_used():
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly():
-    """As SIGPIPE ends a program of C."""
+    """Like a C program that SIGPIPE ends."""
     result = shell('{ "$@"; echo $? >&2; } | true', "render", "-o", "json")
     assert result.stderr.splitlines()[-1] in ("141", "0")  # 0: it was faster than `true`
     assert "Traceback" not in result.stderr and "error" not in result.stderr

@@ -1,4 +1,4 @@
-"""k8s/components/monitoring: rules, PodMonitor, dashboard, and the page about them."""
+"""k8s/components/monitoring: rules, PodMonitor, dashboard, and their page."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ from gptddp.k8s.render.companions import JOB_NAME
 
 CASES = sorted(Path(__file__).with_name("alerts").glob("*.yaml"))
 PAGE = (ROOT / "docs/alerts.md").read_text()
-# Of others: Prometheus itself, kube-state-metrics, NVIDIA's exporter, the client's collectors.
+# Metrics of others: Prometheus, kube-state-metrics, NVIDIA's exporter, the client's collectors.
 OTHERS = {
     *("up", "ALERTS", "process_resident_memory_bytes"),
     *("kube_pod_container_status_restarts_total", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"),
@@ -39,7 +39,7 @@ def run(*command: str | Path, cwd: Path) -> None:
 
 
 def test_rules_and_queries_are_valid(tmp_path):
-    """As promtool parses the rules, and the dashboard's queries with their variables filled in."""
+    """promtool parses the rules, and the dashboard's queries with their variables filled in."""
     asked = [
         {"record": f"q{i}", "expr": query} for i, query in enumerate(queries("n", "j").values())
     ]
@@ -49,16 +49,16 @@ def test_rules_and_queries_are_valid(tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
-def test_rules_say_what_is_so(tmp_path, case):
-    """Each alert fires where it has to, and not for what the project is for: promtool runs them."""
+def test_alerts_fire_when_they_should(tmp_path, case):
+    """promtool runs the tests: each alert fires for its problem, and not for normal events."""
     promtool = program("promtool")
     write_rules(tmp_path / "rules.yaml")
     shutil.copy(case, tmp_path)
     run(promtool, "test", "rules", case.name, cwd=tmp_path)
 
 
-def test_every_alert_is_seen_to_fire_and_not_to_fire():
-    """In the files of those tests."""
+def test_every_alert_is_tested_both_ways():
+    """The test files have a case where it fires, and one where it does not."""
     found = [
         (it["alertname"], bool(it.get("exp_alerts")))
         for path in CASES
@@ -69,7 +69,7 @@ def test_every_alert_is_seen_to_fire_and_not_to_fire():
 
 
 def test_every_alert_has_its_heading_and_every_heading_its_alert():
-    """The annotation `runbook` leads there, and the severity stands first."""
+    """The annotation `runbook` links to it, and the text begins with the severity."""
     text = PAGE.split("\n## Alerts\n")[1]
     found = dict(re.findall(r"^### (\w+)\n\n(\w+)\. ", text, re.M))
     assert found == {name: it["labels"]["severity"].title() for name, it in alerts().items()}
@@ -79,16 +79,16 @@ def test_every_alert_has_its_heading_and_every_heading_its_alert():
         assert alert["annotations"]["runbook"] == f"docs/alerts.md#{name.lower()}"
 
 
-def test_every_recording_rule_is_on_the_page_and_asked_for():
-    """A rule that nobody reads costs every Prometheus."""
+def test_every_recording_rule_is_on_the_page_and_used():
+    """An unused rule would cost every Prometheus."""
     recorded = [rule["record"] for rule in rules() if "record" in rule]
     asked = "".join([*queries("n", "j").values(), *(it["expr"] for it in alerts().values())])
     for name in recorded:
         assert name in PAGE and name in asked, name
 
 
-def test_rules_and_queries_ask_for_metrics_that_there_are():
-    """A name that nobody exports would never fire, or show nothing."""
+def test_rules_and_queries_use_existing_metrics():
+    """With a metric that nothing exports, a rule would never fire, and a panel would be empty."""
     assert {name for rule in rules() for name in names(rule["expr"])} <= exported()
     for name, query in queries("the-namespace", "the-job").items():
         asked = set(re.findall(r"\b([A-Za-z]\w*(?::\w+)*)\{", query))  # each has a selector
@@ -96,8 +96,8 @@ def test_rules_and_queries_ask_for_metrics_that_there_are():
 
 
 def test_every_series_has_its_job():
-    """A rule aggregates by namespace and job, and takes no series without one; a query of the
-    dashboard asks for the job that is chosen."""
+    """A rule aggregates by namespace and job, and ignores series without a job; a query of the
+    dashboard selects the chosen job."""
     for rule in rules():
         of_rank_0 = re.sub(r"pytorchjob:\S+", "", rule["expr"])
         for name, selector in re.findall(r"\b(gptddp_\w+)(\{[^}]*\})?", of_rank_0):
@@ -116,9 +116,9 @@ def check_thresholds(thresholds):
 
 
 def test_every_panel_says_what_it_shows():
-    """A title of its own, a unit, the data source that is chosen, and a place that no other has;
-    in one to three sentences what it shows, what is good and what to do; thresholds, from a colour
-    for all values on, that rise."""
+    """It has its own title and place, a unit, the chosen data source; one to three sentences on
+    what it shows, what is good and what to do; rising thresholds that begin with a colour for all
+    values."""
     board = dashboard()
     panels = board["panels"]
     variables = [it["name"] for it in board["templating"]["list"]]
@@ -131,7 +131,7 @@ def test_every_panel_says_what_it_shows():
             assert panel["fieldConfig"]["defaults"]["unit"]
             assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
             instant = [target.get("instant", False) for target in panel["targets"]]
-            assert set(instant) == {panel["type"] == "table"}  # one value: not of all the hours
+            assert set(instant) == {panel["type"] == "table"}  # one value, not one per hour
             assert 1 <= len(re.findall(r"[.](?: |$)", panel["description"])) <= 3
             assert panel["description"].endswith(".")
             defaults = panel["fieldConfig"]["defaults"]
@@ -144,8 +144,8 @@ def test_every_panel_says_what_it_shows():
 
 
 def test_several_jobs_are_shown_beside_each_other():
-    """All of them are chosen at first; a series is named by its job or its pod, but in the table,
-    which has a column for that, and in the row that is there once for each job."""
+    """All are chosen at first; a series is named by its job or its pod, except in the table, which
+    has a column for it, and in the row that is repeated for each job."""
     board = dashboard()
     (job,) = (it for it in board["templating"]["list"] if it["name"] == "pytorchjob")
     assert job["multi"] and job["includeAll"] and job["current"]["value"] == ["$__all"]
@@ -161,7 +161,7 @@ def test_several_jobs_are_shown_beside_each_other():
 
 
 def test_the_table_of_jobs_has_a_name_for_each_of_its_queries():
-    """A row a job: what is not shown is left out, and what is coloured has thresholds."""
+    """One row per job: hidden columns are excluded, and coloured columns have thresholds."""
     (panel,) = (it for it in dashboard()["panels"] if it["type"] == "table")
     join, organize = panel["transformations"]
     assert join == {"id": "joinByField", "options": {"byField": "pytorchjob", "mode": "outer"}}
@@ -178,8 +178,8 @@ def test_the_table_of_jobs_has_a_name_for_each_of_its_queries():
                 check_thresholds(it["value"])
 
 
-def test_the_component_makes_a_config_map_that_grafana_takes():
-    """With the label of its sidecar, under a name that stays; and all files there are."""
+def test_the_component_makes_a_config_map_for_grafana():
+    """It has the label for Grafana's sidecar, a fixed name, and all files."""
     made = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
     (config_map,) = made["configMapGenerator"]
     assert config_map["options"]["labels"]["grafana_dashboard"] == "1"
@@ -191,8 +191,8 @@ def test_the_component_makes_a_config_map_that_grafana_takes():
 
 @pytest.mark.parametrize("args", [[], ["--metrics-port", "9100"]])
 def test_the_pod_monitor_finds_the_pods_of_a_job(args):
-    """Its labels and the port are those of the rendered pods and of the operator; the annotations
-    name the same port, for a Prometheus that goes by them."""
+    """Its labels and port are those of the rendered pods and of the operator; the annotations name
+    the same port, for a Prometheus that uses them."""
     job = render_job(args=args)
     spec = yaml.safe_load((FOLDER / "podmonitor.yaml").read_text())["spec"]
     about = worker(job)["template"]["metadata"]

@@ -1,4 +1,4 @@
-"""What pods name and would wait for, or what keeps them apart, is looked at by a submit."""
+"""A submit checks objects that pods name and would wait for, and policies that keep pods apart."""
 
 import pytest
 from support.manifests import render
@@ -45,7 +45,7 @@ NAMED = {
 
 @pytest.fixture
 def asked(api, tmp_path):
-    """Options that name an object of each kind, all of which are there."""
+    """Options that name an existing object of each kind."""
     for name, kind in NAMED.items():
         data = {} if name == "trainer" else {"data": {"token": "eA=="}}
         api.put({"kind": kind, "metadata": {"name": name}, **data})
@@ -68,10 +68,8 @@ def asked(api, tmp_path):
         ("part", "`kubectl create secret generic part --from-literal=token=... -n default --kube"),
     ],
 )
-def test_what_pods_would_wait_for_is_missed_before_anything_is_created(
-    api, k8s, asked, name, words
-):
-    """An account, a Secret or a ConfigMap that is not there: exit code 2, and how to make it."""
+def test_a_missing_object_is_reported_before_anything_is_created(api, k8s, asked, name, words):
+    """A missing account, Secret or ConfigMap: exit code 2, and the command that creates it."""
     gone = api.objects.pop(next(key for key in api.objects if key[1] == name))
     result = submit(k8s, *asked)
     assert result.exit_code == 2 and words in result.stderr, result.stderr
@@ -81,15 +79,15 @@ def test_what_pods_would_wait_for_is_missed_before_anything_is_created(
     assert result.exit_code == 0 and "warning" not in result.stderr
 
 
-def test_a_secret_without_the_key_is_told_with_those_that_it_has(api, k8s, asked):
-    """A key that is not there keeps a pod from starting as well: nothing is created."""
+def test_a_secret_without_the_key_is_reported_with_its_keys(api, k8s, asked):
+    """A missing key also keeps a pod from starting: nothing is created."""
     result = submit(k8s, "--env-from-secret", "HF_TOKEN=hf/toke")
     assert result.exit_code == 2 and "Secret hf has no key toke: it has token" in result.stderr
     assert api.writes == []
 
 
-def test_what_the_user_may_not_see_is_left_to_the_pods(api, k8s, asked):
-    """A 403 is no reason to refuse: the pods may use what their user may not see."""
+def test_objects_that_the_user_may_not_read_are_not_checked(api, k8s, asked):
+    """A 403 is no reason to refuse: the pods may use objects that their user may not read."""
     api.remove("Secret", "hf")
     api.secrets_are_hidden, api.forbidden = True, {"GET persistentvolumeclaims"}
     result = submit(k8s, *asked)
@@ -110,8 +108,8 @@ def test_what_the_user_may_not_see_is_left_to_the_pods(api, k8s, asked):
         ("data", "ReadWriteOnce", True, "(--data) is ReadWriteOnce: pods on other"),
     ],
 )
-def test_a_claim_that_may_not_do_is_a_warning(api, k8s, tmp_path, claim, modes, read_only, words):
-    """ReadWriteOnce may do on one node, and the user is told."""
+def test_an_unsuited_claim_is_a_warning(api, k8s, tmp_path, claim, modes, read_only, words):
+    """ReadWriteOnce may work on one node: the user is warned."""
     api.objects["persistentvolumeclaims", claim]["spec"]["accessModes"] = [modes]
     (tmp_path / "read.yaml").write_text(READ_ONLY)
     result = submit(k8s, *(["--patch", str(tmp_path / "read.yaml")] if read_only else []))
@@ -152,8 +150,8 @@ def to(*peers, **rule):
         ),
     ],
 )
-def test_what_keeps_pods_apart_is_told_with_the_fix(policies, why):
-    """The policy is named, and the direction and the label of one that opens; not of one pod."""
+def test_a_policy_that_keeps_pods_apart_is_named_with_the_fix(policies, why):
+    """The fix has the direction and the label for a policy; a single pod has no problem."""
     *helpers, job = render({"replicas": 2})
     lack = networks.closed(job, helpers, policies)
     assert "NetworkPolicy deny keeps" in lack.text, why
@@ -166,7 +164,7 @@ def test_what_keeps_pods_apart_is_told_with_the_fix(policies, why):
     "policies",
     [
         [],
-        [policy(podSelector={}, policyTypes=IN)],  # which the job's own opens
+        [policy(podSelector={}, policyTypes=IN)],  # the job's own policy opens it
         [policy(podSelector={}, policyTypes=OUT, egress=[{}])],
         [policy(podSelector={}, policyTypes=OUT, egress=[to({"podSelector": {}})])],
         [policy(podSelector={}, policyTypes=OUT), policy("more", podSelector={}, egress=[{}])],
@@ -176,24 +174,24 @@ def test_what_keeps_pods_apart_is_told_with_the_fix(policies, why):
         [policy(podSelector={}, policyTypes=OUT, egress=[to({"ipBlock": {"cidr": "10.0.0.0/8"}})])],
     ],
 )
-def test_what_lets_pods_meet_is_no_matter(policies):
-    """Policies add up, select other pods, or may allow it: no word about them."""
+def test_policies_that_let_pods_meet_are_no_problem(policies):
+    """Policies add up, select other pods, or may allow it: no message."""
     *helpers, job = render({"replicas": 2})
     assert networks.closed(job, helpers, policies) is None
 
 
-def test_a_job_without_a_policy_of_its_own_needs_another():
-    """In a namespace that lets nobody in."""
+def test_a_job_without_its_own_policy_needs_another():
+    """In a namespace that denies all ingress."""
     *helpers, job = render({"replicas": 2, "without": ("networkpolicy",)})
     lack = networks.closed(job, helpers, [policy(podSelector={}, policyTypes=IN)])
     assert "whose ingress allows" in lack.fix
 
 
-def test_submit_warns_of_it(api, k8s):
-    """Before the pods wait for each other; without the right to see policies it says nothing."""
+def test_submit_warns_of_a_closing_policy(api, k8s):
+    """The pods would wait for each other. Without the right to read policies: no warning."""
     api.put(policy(podSelector={}, policyTypes=OUT))
     assert "warning: the NetworkPolicy deny keeps" in submit(k8s).stderr
-    assert "NetworkPolicy" not in submit(k8s).stderr  # it is there
+    assert "NetworkPolicy" not in submit(k8s).stderr  # the policy exists
     api.paths["/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"] = (403, "cannot")
     result = k8s("submit", "--name", "next", "--replicas", "2")
     assert result.exit_code == 0 and "NetworkPolicy" not in result.stderr

@@ -23,7 +23,7 @@ def names(items):
 
 
 def test_lists_are_merged_by_name(tmp_path):
-    """Containers, volumes, variables and mounts: what has the name is changed, the rest stays."""
+    """Containers, volumes, variables, mounts: an item of the same name is changed, others stay."""
     job = in_pod(
         tmp_path,
         """{
@@ -57,8 +57,8 @@ def test_tolerations_are_merged_by_key_where_all_have_one(tmp_path):
 
 
 def test_null_removes_a_key_and_others_are_added(tmp_path):
-    """Anywhere in the job, without the nulls in them, and the old source of a volume; what is not
-    there is no matter."""
+    """Anywhere in the job, also nulls in new keys, and the old source of a volume; a missing key is
+    no error."""
     job = patched(
         tmp_path,
         """
@@ -102,8 +102,8 @@ spec:
         ("spec: {pytorchReplicaSpecs: {Worker: {replicas: 9}}}", "use --replicas"),
         (POD % "{containers: [{name: pytorch, image: other}]}", "use --image"),
         (POD % "{containers: [{name: pytorch, args: []}]}", "use the options after --"),
-        (POD % "{containers: [{image: x}]}", "containers: {'image': 'x'} has no name, by which"),
-        (POD % "{containers: [x]}", "containers: 'x' has no name, by which they are merged; add"),
+        (POD % "{containers: [{image: x}]}", "containers: {'image': 'x'} has no name to merge"),
+        (POD % "{containers: [x]}", "containers: 'x' has no name to merge it by; add"),
         (POD % "{volumes: [{emptyDir: {}}]}", "volumes: {'emptyDir': {}} has no name"),
         (POD % "{containers: [{name: pytorch, env: [A]}]}", "pytorch.env: 'A' has no name"),
         (POD % "{containers: [{name: pytorch, ports: [{containerPort: 8}]}]}", "has no name"),
@@ -112,13 +112,13 @@ spec:
         (POD % "{serviceAccountName: {name: x}}", "it is one value"),
         (POD % "{volumes: none}", "it is a list, and the patch has 'none'; use a list"),
         (POD % "{securityContext: [a]}", "it is a table"),
-        ("metadata: {annotations: none}", "metadata.annotations: it is no table"),
+        ("metadata: {annotations: none}", "metadata.annotations: it is not a table"),
         (POD % "{securityContext: {$patch: delete}}", "no directives; use null to remove a key"),
         (POD % "{containers: [{name: i, $patch: delete}]}", r"containers.i.\$patch: a patch has"),
     ],
 )
-def test_a_patch_that_cannot_be_is_refused(tmp_path, text, message):
-    """With the field, and the option or the word that was meant."""
+def test_an_impossible_patch_is_refused(tmp_path, text, message):
+    """The message has the field, and the right option or value."""
     with pytest.raises(ConfigError, match=message) as error:
         patched(tmp_path, text)
     assert str(error.value).startswith("--patch ") and str(error.value).endswith("[patch]")

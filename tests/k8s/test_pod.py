@@ -1,4 +1,4 @@
-"""What clusters ask of pods: each option, in the manifest and in job.toml."""
+"""Options for a cluster's requirements of pods, in the manifest and in job.toml."""
 
 import pytest
 import yaml
@@ -31,7 +31,7 @@ def flags(tmp_path):
 
 
 def test_every_option_is_allowed_and_tried_here(flags):
-    """No option of pods without a value in these tests; together they break no rule."""
+    """Each pod option has a value in these tests; together they break no rule."""
     assert set(EVERY) == set(pod.FIELDS)
     built = spec.load(None, flags, [])
     assert rules.check(built, manifest.pytorchjob(built)) == []
@@ -41,8 +41,8 @@ def test_every_option_is_allowed_and_tried_here(flags):
 
 
 def test_every_option_is_a_field_of_the_pods(flags):
-    """Account, pull secrets, nodes, tolerations, class, devices, variables; no left-out companion,
-    and no account beside one that is there."""
+    """Account, pull secrets, nodes, tolerations, class, devices, variables; no companion of
+    --without, and no ServiceAccount if an existing one is used."""
     every = render(flags)
     built, asked = pod_spec(every[-1]), container(every[-1])["resources"]
     assert built["serviceAccountName"] == "trainer" and built["priorityClassName"] == "high"
@@ -65,7 +65,7 @@ def test_every_option_is_a_field_of_the_pods(flags):
 
 
 def test_the_taint_of_every_device_is_tolerated():
-    """A GPU's by its resource, a slice's by that of the whole GPU too, none without devices."""
+    """A GPU's taint, for a slice also the whole GPU's; none without devices."""
 
     def keys(**flags):
         return [it["key"] for it in pod_spec(render_job(flags))["tolerations"][2:]]
@@ -78,14 +78,14 @@ def test_the_taint_of_every_device_is_tolerated():
 
 
 @pytest.mark.parametrize("name", [*pod.GONE, "egress"])
-def test_an_option_that_is_gone_says_what_does_it_now(tmp_path, name):
+def test_a_removed_option_names_its_replacement(tmp_path, name):
     """One line for the flag, and for the key of job.toml: the part of a patch."""
     (tmp_path / "job.toml").write_text(f'[job]\n{name} = "x"\n')
     flag = "--" + name.replace("_", "-")
     for command in ("render", "prepare --source x"):
         result = CliRunner().invoke(cli, [*command.split(), flag, "x"])
-        assert result.exit_code == 2 and result.stderr.startswith(f"error: {flag} is gone: ")
-    with pytest.raises(ConfigError, match=rf"job\.{name} is gone: (use --patch with |apply a Net)"):
+        assert result.exit_code == 2 and result.stderr.startswith(f"error: {flag} was removed: ")
+    with pytest.raises(ConfigError, match=rf"job\.{name} was removed: (use --patch|apply your)"):
         spec.load(tmp_path / "job.toml", {}, [])
 
 
@@ -102,8 +102,8 @@ pool = "gpu"
 
 
 def test_a_file_says_the_same_as_flags(tmp_path, monkeypatch):
-    """Strings, lists, tables and numbers of job.toml; a flag adds to a table, and wins else. A file
-    that it names lies beside it, wherever the command runs."""
+    """Strings, lists, tables and numbers of job.toml; a flag extends a table, and replaces other
+    values. File names in it are relative to it."""
     (tmp_path / "job").mkdir()
     (tmp_path / "job/job.toml").write_text(JOB_TOML)
     (tmp_path / "job/near.yaml").write_text("\ufeffspec: {runPolicy: {backoffLimit: 3}}\n")

@@ -1,4 +1,4 @@
-"""What is read of rank 0's lines: each number, and what does not hold any more."""
+"""Parsing of rank 0's lines: each number, and numbers that do not hold any more."""
 
 from support.rank_0_lines import ORIGIN, done, heard
 
@@ -6,8 +6,8 @@ from gptddp.k8s.observe.rank_0_log import progress, rows
 from gptddp.training.console import Console
 
 
-def test_what_rank_0_says_is_read_back(said):
-    """Every number of its lines, and what does not hold any more is gone."""
+def test_rank_0s_lines_are_read_back(said):
+    """Every number of its lines, without numbers that do not hold any more."""
     found = progress(said)
     assert found["progress"] == {
         "step": 120,
@@ -34,7 +34,7 @@ def test_what_rank_0_says_is_read_back(said):
 
 
 def test_a_line_of_version_0_1_0_has_its_step_loss_and_speed():
-    """Of an older image; its ETA and its goodput had another form, and are left out."""
+    """An older image: its ETA and its goodput had another form, and are ignored."""
     line = "step 110/400  loss 2.0000  lr 1.00e-03  44.0k tok/s  4 ranks  4:40 left  goodput 97%"
     found = progress([line])["progress"]
     assert (found["step"], found["loss"], found["tok_s"]) == (110, 2.0, 44000.0)
@@ -42,7 +42,7 @@ def test_a_line_of_version_0_1_0_has_its_step_loss_and_speed():
 
 
 def test_a_fault_names_one_step():
-    """That after which the life ended, and not also the last one that a survivor has seen."""
+    """The step after which the life ended, not also the last step that a survivor has seen."""
     with heard() as lines:
         cause = "after step 100: rank 2 (demo-worker-2) is lost"
         Console(ORIGIN)({"event": "end", "generation": 1, "step": 136, "cause": cause})
@@ -50,8 +50,8 @@ def test_a_fault_names_one_step():
     assert shown == "life 1, after step 136: rank 2 (demo-worker-2) is lost"
 
 
-def test_a_slow_rank_is_named_before_the_next_line_of_a_step_and_no_longer_than_it_is_slow(said):
-    """Lines of steps may be minutes apart; after a new life the ranks are other ones."""
+def test_a_slow_rank_is_named_at_once_and_only_while_it_is_slow(said):
+    """Lines of steps may be minutes apart; after a new life the ranks are different ones."""
 
     def slow(lines):
         return {it["name"]: it["ratio"] for it in progress(lines)["progress"]["slow"]}
@@ -66,11 +66,11 @@ def test_a_slow_rank_is_named_before_the_next_line_of_a_step_and_no_longer_than_
     assert slow([*said, *lines[:2]]) == {"rank 3 (demo-worker-3)": 2.1, "rank 1": 1.5}
     assert slow([*said, *lines]) == {"rank 1": 1.5}
     assert slow([*said, *lines, "life 3: from memory, step 171 of 400"]) == {}
-    assert slow([*said, *lines, said[-1]]) == {}  # the next line of a step has said who is
+    assert slow([*said, *lines, said[-1]]) == {}  # the next line of a step names the slow ranks
 
 
-def test_a_checkpoint_is_shown_until_the_run_goes_on():
-    """Those that follow have no line, so the one that has is not the newest any more."""
+def test_a_checkpoint_is_shown_until_the_run_continues():
+    """Later checkpoints have no line, so the named one is not the newest any more."""
     begun = "life 2: from step-000000000100.1, step 100 of 400"
     step = "step 110/400  loss 2.0000  lr 1.00e-03  44.0 k tok/s  4 ranks  ETA 4 min 40 s"
     assert progress([begun])["checkpoint"] == "step-000000000100.1"
@@ -79,8 +79,8 @@ def test_a_checkpoint_is_shown_until_the_run_goes_on():
     assert progress([begun, step, saved])["checkpoint"] == "step-000000000113.2"
 
 
-def test_the_last_step_of_a_life_is_said_whatever_its_number():
-    """Once: a job that is done is at its last step, and not at the last multiple of `log_every`."""
+def test_the_last_step_of_a_life_is_logged_whatever_its_number():
+    """Once: a finished job is at its last step, not at the last multiple of `log_every`."""
     for last in (110, 113):
         console = Console(ORIGIN)
         with heard() as lines:
@@ -106,8 +106,8 @@ def test_the_first_step_of_a_life_has_a_line_and_no_eta():
     assert progress(lines)["progress"]["left_s"] == 390
 
 
-def test_a_storage_that_fails_is_shown_until_it_works_again():
-    """Also where the line that says how is too long ago to be read."""
+def test_a_failing_storage_is_shown_until_it_works_again():
+    """Also if the line with the reason is too old to be read."""
     console, text = Console(ORIGIN), "[Errno 28] No space left on device: 'log.1.jsonl'"
     with heard() as lines:
         console({"event": "storage", "fails": True, "trouble": text})
@@ -122,8 +122,8 @@ def test_a_storage_that_fails_is_shown_until_it_works_again():
     assert progress([*lines[:2], "life 3: from memory, step 100 of 400"])["storage"] is None
 
 
-def test_what_was_before_another_world_is_not_shown_in_it():
-    """Neither the phase in which it was formed nor the speed and ETA of the other ranks."""
+def test_values_of_the_previous_world_are_not_shown():
+    """Neither the phase in which the world was formed nor the speed and ETA of its former ranks."""
     step = "step 130/400  loss 3.1002  lr 9.90e-04  44.0 k tok/s  4 ranks  ETA 1 min 20 s"
     lost = "step 134: lost rank 2 (demo-worker-2): it hangs; 3 ranks go on after 0.4 s"
     found = progress([step, "[9.5 s] forming another world"])

@@ -1,4 +1,4 @@
-"""Jobs in queues of Kueue: what is said of them, what submit, suspend, resume and scale do."""
+"""Jobs in queues of Kueue: their status, and submit, suspend, resume and scale."""
 
 import pytest
 from support import queue_cases
@@ -34,7 +34,7 @@ def without_kueue(api):
 
 
 def with_an_older_workload(api):
-    """Of a job that was queued anew, the older one is on its way out."""
+    """For a job that was queued again, the older Workload is being deleted."""
     old, new = workload(WAITS, active=False), live(api)
     old["metadata"] |= {"name": "older", "creationTimestamp": at(1)}
     api.objects = {("workloads", "older"): old, **api.objects}
@@ -49,15 +49,15 @@ def with_an_older_workload(api):
         (None, unread, QUEUED, 'User "u" cannot list'),
         # Kueue manages all jobs, also those without a queue
         (None, without_both, QUEUED, "it names no queue"),
-        # Kueue looks no more at a job whose label was removed
+        # Kueue ignores a job whose label was removed
         (None, without_label, SUSPENDED, "it is suspended (spec.runPolicy.suspend)"),
         (None, without_kueue, SUSPENDED, "the cluster has no Kueue"),
         (workload(WAITS, active=False), None, SUSPENDED, "run `gptddp-k8s resume demo"),
-        (workload(*queue_cases.ADMITTED, queue_cases.CONFLICT), None, SUSPENDED, "tries no more"),
+        (workload(*queue_cases.ADMITTED, queue_cases.CONFLICT), None, SUSPENDED, "has given up"),
     ],
 )
 def test_a_job_is_queued_while_kueue_will_start_it(api, k8s, made, change, state, words):
-    """For status, list and wait, which goes on; out of its queue it is suspended, and wait ends."""
+    """For status, list and wait, which continues; out of its queue, it is suspended."""
     put_job(api, made)
     if change:
         change(api)
@@ -72,8 +72,8 @@ def test_a_job_is_queued_while_kueue_will_start_it(api, k8s, made, change, state
 # -- submit --------------------------------------------------------------------------------------
 
 
-def test_a_job_for_a_queue_is_created_as_it_is_rendered(api, k8s):
-    """Its label is there, and Kueue's webhook has suspended it."""
+def test_a_job_for_a_queue_is_created_as_rendered(api, k8s):
+    """It has its label, and Kueue's webhook has suspended it."""
     result = submit(k8s, "--queue", "team")
     assert result.exit_code == 0, result.output
     assert job(api)["metadata"]["labels"][QUEUE] == "team"
@@ -83,8 +83,8 @@ def test_a_job_for_a_queue_is_created_as_it_is_rendered(api, k8s):
     assert "resume" not in again.stderr and "gptddp-k8s status demo" in again.stderr
 
 
-def test_what_is_there_or_may_not_be_seen_is_no_reason_to_refuse(api, k8s):
-    """A priority that exists; a queue that this user has no right to read."""
+def test_existing_or_unreadable_objects_are_not_refused(api, k8s):
+    """An existing priority, and a queue that this user may not read."""
     api.put({"kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 9})
     assert submit(k8s, "--queue", "team", "--priority", "high").exit_code == 0
     k8s("delete", "demo")
@@ -97,7 +97,7 @@ def test_what_is_there_or_may_not_be_seen_is_no_reason_to_refuse(api, k8s):
 
 
 def test_suspend_takes_a_job_out_of_its_queue_and_resume_puts_it_in(api, k8s):
-    """By its Workload: what is set on the job itself, Kueue sets back."""
+    """By its Workload, as Kueue reverts changes to the job itself."""
     put_job(api, suspend=False)
     result = k8s("suspend", "demo")
     assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo suspended\n")
@@ -115,7 +115,7 @@ def test_suspend_takes_a_job_out_of_its_queue_and_resume_puts_it_in(api, k8s):
 
 
 def test_a_running_job_of_a_queue_is_not_scaled(api, k8s):
-    """Kueue would stop it: the way that works is said, and works."""
+    """Kueue would stop it: the message has a way that works."""
     put_job(api, suspend=False)
     result = k8s("scale", "demo", "--replicas", "2")
     assert result.exit_code == 2 and api.writes == []
@@ -128,8 +128,8 @@ def test_a_running_job_of_a_queue_is_not_scaled(api, k8s):
 
 
 @pytest.mark.parametrize("kueue", [True, False])
-def test_a_job_that_kueue_has_not_taken_is_suspended_as_any_other(api, k8s, kueue):
-    """Its integration is off, or Kueue is gone: there is no Workload."""
+def test_a_job_that_kueue_does_not_manage_is_suspended_directly(api, k8s, kueue):
+    """Kueue's integration is off, or Kueue is gone: there is no Workload."""
     put_job(api, suspend=False)
     api.remove("Workload", "pytorchjob-demo-1a2b3")
     api.unserved = () if kueue else ("kueue.x-k8s.io/",)
@@ -139,7 +139,7 @@ def test_a_job_that_kueue_has_not_taken_is_suspended_as_any_other(api, k8s, kueu
 
 
 def test_a_job_whose_label_was_removed_is_in_no_queue(api, k8s):
-    """Kueue looks at it no more, though its Workload is still there: `resume` starts it."""
+    """Kueue ignores it, though its Workload still exists: `resume` starts it."""
     del put_job(api)["metadata"]["labels"][QUEUE]
     assert k8s("resume", "demo").exit_code == 0
     assert job(api)["spec"]["runPolicy"]["suspend"] is False

@@ -1,4 +1,4 @@
-"""What gptddp-k8s refuses on a cluster: the exit code, the words with the fix, and nothing done."""
+"""Refusals of gptddp-k8s on a cluster: the exit code, the message with the fix, and no change."""
 
 import copy
 
@@ -44,14 +44,14 @@ def without(kind, name):
 
 
 def leaving(api):
-    """A companion of a job that is gone is on its way out."""
+    """A companion of a deleted job is being deleted."""
     policy = render({"name": "demo"})[1]
     policy["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     api.put(policy)
 
 
 def idle_queue(api):
-    """Its Kueue does not hold PyTorchJobs."""
+    """The queue's Kueue does not hold PyTorchJobs."""
     api.put(local_queue())
 
 
@@ -89,20 +89,20 @@ SUSPEND = """patch pytorchjob demo --type merge -p '{"spec": {"runPolicy": {"sus
 THERE = " -n default --context x --kubeconfig"
 POLICY = (403, "a policy forbids it")
 ROWS = [
-    # what is there, the command, its exit code, the words
+    # the preparation, the command, its exit code, the words
     (demo, "scale demo --replicas 0", 2, "gptddp-k8s suspend demo"),
     (demo, "scale demo --replicas 1", 2, "below the job's minimum, 2"),
     (demo, "scale demo --replicas 5", 2, "submit it with --max 5"),
     (ended, "scale demo --replicas 2", 2, "nothing to scale", "submit it with --replace"),
     (ended, "suspend demo", 2, "nothing to suspend", "submit it with --replace"),
     (ended, "resume demo", 2, "nothing to resume", "submit it with --replace"),
-    # whether it commits a checkpoint is not known: kubectl's command, for the same cluster
+    # not ours, so it may not commit a checkpoint: kubectl's command, for the same cluster
     (of_others, "delete demo --context x", 2, f"`kubectl delete pytorchjob demo{THERE}"),
     (of_others, "scale demo --replicas 5 --context x", 2,
-     "was not made by gptddp-k8s", f"`kubectl scale pytorchjob demo --replicas 5{THERE}"),
+     "was not created by gptddp-k8s", f"`kubectl scale pytorchjob demo --replicas 5{THERE}"),
     (of_others, "suspend demo --context x", 2, f"`kubectl {SUSPEND % 'true'}{THERE}"),
     (of_others, "resume demo --context x", 2, f"`kubectl {SUSPEND % 'false'}{THERE}"),
-    # with the name that was meant, or what shows the log of a short Job
+    # with a similar name, or the command that shows the log of a short Job
     *((another("PyTorchJob", "demo-large"), f"{it} demo-lage", 102,
        "no PyTorchJob demo-lage in the namespace default", "demo-large")
       for it in ("status", "status --watch", "wait", "logs", "logs -f", "suspend", "resume",
@@ -111,15 +111,15 @@ ROWS = [
        "`kubectl logs job/prepare -n default --kubeconfig")
       for it in ("status", "logs", "wait", "suspend")),
     # an object of the name that is not ours
-    *((another(it), SUBMIT, 2, "exists, and not from gptddp-k8s", "use another --name")
+    *((another(it), SUBMIT, 2, "exists, not created by gptddp-k8s", "use another --name")
       for it in ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget", "PyTorchJob")),
-    (another("Job", "prepare"), PREPARE, 2, "not from gptddp-k8s: use another --name"),
+    (another("Job", "prepare"), PREPARE, 2, "not created by gptddp-k8s: use another --name"),
     # without the companion the pods would start unprotected
     (leaving, SUBMIT, 1, "networkpolicy.networking.k8s.io/demo is being"),
-    # what pods would wait for
+    # objects that pods would wait for
     (nothing, f"{PREPARE} --env-from-secret PASS=proxy/pass", 2, "there is no Secret proxy"),
     (without("PersistentVolumeClaim", "runs"), SUBMIT, 2, "nothing was created",
-     "there is no claim runs (--runs) in the namespace default: make one that is "),
+     "there is no claim runs (--runs) in the namespace default: create it as "),
     (without("PersistentVolumeClaim", "runs"), "sample demo", 2, "no claim runs"),
     (nothing, "prepare --source nope", 2, "no claim nope (--source)"),
     (claim(status={"phase": "Lost"}, spec={"volumeName": "pv-7"}), SUBMIT, 2,
@@ -130,7 +130,7 @@ ROWS = [
     (queue, f"{SUBMIT} --queue team --priority x", 2, "no WorkloadPriorityClass of this"),
     (no_kueue, f"{SUBMIT} --queue team", 2, "--queue team: the cluster has no Kueue"),
     (idle_queue, f"{SUBMIT} --queue team", 2, "would start at once", "kubeflow.org/pytorchjob"),
-    # what the server refuses, in its words
+    # refusals by the server, in its words
     (refusing("NetworkPolicy", 403, "U cannot create"), SUBMIT, 1, "ask for the right"),
     (refusing("PodDisruptionBudget", *POLICY), SUBMIT, 1, "--without poddisruptionbudget"),
     (refusing("PyTorchJob", 403, "the webhook denied it"), SUBMIT, 1, "denied it"),
@@ -140,11 +140,11 @@ ROWS = [
     (refusing("Pod", 422, "spec.a: Invalid"), SUBMIT, 1, "its pods would be refused: spec.a"),
     (refusing("Pod", 422, "spec.a: Invalid"), f"{SUBMIT} --dry-run", 1, "would be refused: spec.a"),
     (refusing("Pod", 500, "failed calling webhook: x"), SUBMIT, 1, "is it running?"),
-    # who may not change Workloads, or see them, is told the way that needs no such right
+    # without the right to read or change Workloads, a way that does not need it
     (fixed_workloads, "suspend demo", 1, "the job was not changed; `gptddp-k8s delete"),
     *((hidden_workloads, it, 1, 'cannot list resource "workloads"', "nothing was changed")
       for it in ("suspend demo", "resume demo", "scale demo --replicas 2")),
-    (without_volumes, "sample demo", 2, "has no volumes data and runs: is it of"),
+    (without_volumes, "sample demo", 2, "has no volumes data and runs: is it gptddp"),
     *((nothing, f"logs demo {it}", 2, "leave one out")
       for it in ("--first-failure -f", "--first-failure --previous", "--first-failure --pod 0",
                  "-f --previous")),
@@ -159,8 +159,8 @@ def server_in():
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[1])
-def test_what_is_refused_is_told_with_the_fix_and_changes_nothing(api, row):
-    """Nothing is written and nothing printed; the words name what is wrong and what to do."""
+def test_a_refusal_has_the_fix_and_changes_nothing(api, row):
+    """Nothing is written or printed; the message names the problem and the fix."""
     given, command, code, *words = row
     given(api)
     before = copy.deepcopy(api.objects)

@@ -18,8 +18,8 @@ COMPANIONS = dict(zip(PLURALS, WITHOUT, strict=True))
 
 @pytest.mark.parametrize("plural", COMPANIONS)
 @pytest.mark.parametrize("verb", ["GET", "POST", "PATCH"])
-def test_what_may_not_be_made_beside_a_job_can_be_left_out(api, k8s, verb, plural):
-    """Nothing is created, and the error names the option that does without, in delete too."""
+def test_a_companion_without_the_right_to_create_it_can_be_left_out(api, k8s, verb, plural):
+    """Nothing is created; the error names the option to submit, and delete, without it."""
     api.forbidden = {f"{verb} {plural}"}
     result = submit(k8s)
     option = f"--without {COMPANIONS[plural]}"
@@ -32,16 +32,16 @@ def test_what_may_not_be_made_beside_a_job_can_be_left_out(api, k8s, verb, plura
 
 
 @pytest.mark.parametrize("refusal", [(422, "policy 'p' denied request"), (409, "it exists")])
-def test_a_secret_that_cannot_be_made_stops_no_job(api, k8s, refusal):
-    """A policy lets nobody make one, or another submit was faster: the job, and no half of it."""
+def test_a_secret_that_cannot_be_created_stops_no_job(api, k8s, refusal):
+    """A policy forbids it, or another submit was faster: the whole job is created."""
     api.refuse["Secret"] = refusal
     result = submit(k8s)
     assert result.exit_code == 0 and "run without a key" in result.stderr
     assert k8s("delete", "demo").exit_code == 0 and api.all() == []
 
 
-def test_a_companion_of_another_content_that_may_not_be_changed_is_an_error(api, k8s):
-    """It would be in force as it is."""
+def test_a_different_companion_that_may_not_be_changed_is_an_error(api, k8s):
+    """It would be in force with its old content."""
     submit(k8s)
     api.objects["networkpolicies", "demo"]["spec"]["ingress"] = []
     api.forbidden = {"PATCH networkpolicies"}
@@ -49,18 +49,18 @@ def test_a_companion_of_another_content_that_may_not_be_changed_is_an_error(api,
     assert result.exit_code == 1 and "the job exists" in result.stderr
 
 
-def test_who_may_not_read_events_is_told_the_rest(api, k8s):
-    """`status` and `logs` answer, and say what is not to be seen where nothing else is wrong."""
+def test_without_the_right_to_read_events_the_rest_is_shown(api, k8s):
+    """`status` and `logs` answer, and mention the missing right if nothing else is wrong."""
     submit(k8s)
     api.forbidden = {"GET events"}
     result = k8s("status", "demo")
-    assert result.exit_code == 0 and "for what is not to be seen" in result.stdout
+    assert result.exit_code == 0 and "the reason is unknown" in result.stdout
     assert "nothing is wrong" not in result.stdout
     assert k8s("logs", "demo").exit_code == 0
 
 
-def test_who_may_not_read_logs_gets_one_error(api, k8s):
-    """Exit code 1, and not a line for each of the pods as if they had none."""
+def test_without_the_right_to_read_logs_there_is_one_error(api, k8s):
+    """Exit code 1, not one line per pod."""
     api.put(api_objects.job("Running"), api_objects.pod(0), api_objects.pod(1))
     path = "/api/v1/namespaces/default/pods/demo-worker-{}/log"
     for index in range(2):
@@ -70,7 +70,7 @@ def test_who_may_not_read_logs_gets_one_error(api, k8s):
 
 
 def theirs(data=None):
-    """A Secret as `render` tells to make it, or with other data."""
+    """A Secret created with the command of `render`, or with other data."""
     key = base64.b64encode(b"0123456789abcdef" * 4).decode()
     data = {"rendezvous-key": key} if data is None else data
     return {"kind": "Secret", "metadata": {"name": "demo"}, "data": data}
@@ -80,8 +80,8 @@ def secret(api):
     return api.objects.get(("secrets", "demo"))
 
 
-def test_each_job_gets_a_key_of_its_own_that_nobody_prints(api, k8s):
-    """In a Secret that the pods name, and neither in the job nor in any output."""
+def test_each_job_gets_its_own_key_that_is_never_printed(api, k8s):
+    """The key is in a Secret that the pods name, and neither in the job nor in any output."""
     result = submit(k8s)
     key = secret(api)["stringData"]["rendezvous-key"]
     assert len(key) == 64 and secret(api)["type"] == "Opaque"
@@ -96,8 +96,8 @@ def test_each_job_gets_a_key_of_its_own_that_nobody_prints(api, k8s):
     assert secret(api)["stringData"]["rendezvous-key"] != key
 
 
-def test_a_key_that_the_user_has_made_stays_the_users(api, k8s):
-    """As `render` tells to make it: used as it is, without an owner, and not deleted."""
+def test_a_key_created_by_the_user_is_not_changed(api, k8s):
+    """With the command of `render`: used unchanged, without an owner, and not deleted."""
     api.put(theirs())
     result = submit(k8s)
     assert result.exit_code == 0 and "warning" not in result.stderr
@@ -108,10 +108,10 @@ def test_a_key_that_the_user_has_made_stays_the_users(api, k8s):
 
 @pytest.mark.parametrize(
     ("verb", "words"),
-    [("GET", "U cannot do this"), ("POST", "is not there"), ("PATCH", "U cannot do this")],
+    [("GET", "U cannot do this"), ("POST", "does not exist"), ("PATCH", "U cannot do this")],
 )
-def test_who_lacks_a_right_to_secrets_is_told_how_the_job_gets_a_key(api, k8s, verb, words):
-    """One warning each time, with the command for somebody who may; submit and delete go on."""
+def test_without_rights_to_secrets_a_warning_has_the_command(api, k8s, verb, words):
+    """One warning each time, with the command for another user; submit and delete continue."""
     api.forbidden = {f"{verb} secrets"}
     for _ in range(2):
         result = submit(k8s)
@@ -132,9 +132,9 @@ def test_who_lacks_a_right_to_secrets_is_told_how_the_job_gets_a_key(api, k8s, v
     ],
 )
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_secret_without_a_usable_key_is_never_used_in_silence(api, k8s, data, words, ours):
-    """Before a job is made of it nothing is created, and how to mend it is said; a job that exists
-    gets no new key, but a warning."""
+def test_a_secret_without_a_usable_key_is_reported(api, k8s, data, words, ours):
+    """For a new job nothing is created, and the message has the fix; an existing job gets a warning
+    and no new key."""
     submit(k8s)
     labels = secret(api)["metadata"]["labels"]
     api.put(theirs(dict(data)))
@@ -155,11 +155,11 @@ def test_a_secret_without_a_usable_key_is_never_used_in_silence(api, k8s, data, 
     assert fix in result.stderr and secret(api)["data"] == data
 
 
-def test_a_job_that_runs_gets_no_new_key(api, k8s):
-    """Its next pod would have another key than the others: a warning, and not one write."""
+def test_a_running_job_gets_no_new_key(api, k8s):
+    """Its next pod would have another key than the others: a warning, and no write."""
     submit(k8s)
     api.remove("Secret", "demo")
     del api.writes[:]
     result = submit(k8s)
     assert result.exit_code == 0 and api.writes == []
-    assert "warning: the Secret demo" in result.stderr and "is not there" in result.stderr
+    assert "warning: the Secret demo" in result.stderr and "does not exist" in result.stderr

@@ -1,4 +1,4 @@
-"""Every rule and every form of an option, with inputs that break it."""
+"""Inputs that break each rule and each form of an option."""
 
 import pytest
 from support.manifests import SPECS, built
@@ -30,7 +30,7 @@ def problems(*given):
 # (rule, flags, trainer's arguments, words of the message)
 BROKEN = [
     ("name", {"name": "n" * 70}, [], "--name: the last pod's name nnn"),
-    ("name", {"name": "n" * 55}, [], "has 64 characters, and 63 are the most; use at most 54 ch"),
+    ("name", {"name": "n" * 55}, [], "has 64 characters, and may have at most 63; use at most 54"),
     ("pods", {"replicas": 0}, [], "--replicas: 0 is less than 1; use --replicas 1 or more"),
     ("pods", {"min": 0}, [], "--min: 0 is less than 1; use --min 1 ["),
     ("pods", {"replicas": 4, "min": 5}, [], "--min: 5 is above --replicas 4; use --min 1 to 4"),
@@ -66,14 +66,14 @@ BROKEN = [
     ("environment", {"env": (("WANDB_APIKEY", "x"),)}, [], "WANDB_APIKEY"),
     ("environment", {"env": (("CI", "ghp_" + "a" * 36),)}, [], "variable CI: looks like a sec"),
     ("environment", {"env": (("DB", "postgres://me:pw@db/x"),)}, [], "variable DB"),
-    ("containers", {}, ["--metrics-port", "23456"], "two ports have one containerPort"),
+    ("containers", {}, ["--metrics-port", "23456"], "two ports share a containerPort"),
     (
         "containers",
         {"nproc_per_node": 2},
         ["--metrics-port", "23457"],
-        "two ports have one containerPort",
+        "two ports share a containerPort",
     ),
-    ("queue", {"priority": "high"}, [], "--priority: it is Kueue's"),
+    ("queue", {"priority": "high"}, [], "--priority: it is for Kueue"),
     ("queue", {"topology": "unconstrained"}, [], "add --queue NAME"),
 ]
 # (rule, patch, words)
@@ -106,24 +106,24 @@ PATCHES = [
     (
         "claims",
         in_pod(volumes=[{"name": "runs", "persistentVolumeClaim": {"readOnly": True}}]),
-        "it is read-only, and the run is written to it",
+        "it is read-only, and the pods write the run to it",
     ),
     ("claims", in_container(volumeMounts=[{"mountPath": "/runs", "readOnly": True}]), "read-only"),
     (
         "claims",
         in_pod(volumes=[{"name": "runs", "persistentVolumeClaim": None, "emptyDir": {}}]),
-        "volumeMounts[/runs]: the run ends with its pod; mount a volume that all pods share",
+        "volumeMounts[/runs]: the run is lost with its pod; mount a volume that all pods share",
     ),
-    ("claims", in_container(volumeMounts=None), "the run ends with its pod"),
-    ("dns", in_pod(hostNetwork=True), "dnsPolicy: the pods would ask the node's DNS"),
+    ("claims", in_container(volumeMounts=None), "the run is lost with its pod"),
+    ("dns", in_pod(hostNetwork=True), "dnsPolicy: the pods would use the node's DNS"),
     ("dns", in_pod(dnsPolicy="Default"), "which does not know their names; leave it out"),
     ("words", in_worker(restartPolicy="Sometimes"), "use ExitCode or OnFailure"),
     ("words", {"spec": {"runPolicy": {"cleanPodPolicy": "running"}}}, "use Running or None"),
     ("words", {"spec": {"elasticPolicy": {"rdzvBackend": "zk"}}}, "use c10d or etcd"),
     ("words", {"spec": {"elasticPolicy": {"rdzvConf": []}}}, "makes the operator panic"),
     ("words", {"spec": {"elasticPolicy": {"standalone": True}}}, "standalone: torchrun fails"),
-    ("queue", in_worker(template={"metadata": {"labels": {QUEUE: "a"}}}), "each pod for itself"),
-    ("queue", {"metadata": {"annotations": {"kueue.x-k8s.io/elastic-job": "1"}}}, "no PyTorchJob"),
+    ("queue", in_worker(template={"metadata": {"labels": {QUEUE: "a"}}}), "each pod separately"),
+    ("queue", {"metadata": {"annotations": {"kueue.x-k8s.io/elastic-job": "1"}}}, "not PyTorchJob"),
     (
         "queue",
         {"metadata": {"labels": {QUEUE: "a"}}, "spec": {"elasticPolicy": {"metrics": [1]}}},
@@ -138,13 +138,13 @@ BROKEN_BY_PATCH = [(id, {}, [], words, patch) for id, patch, words in PATCHES]
     [*((*row, None) for row in BROKEN), *BROKEN_BY_PATCH],
 )
 def test_a_broken_rule_names_field_rule_and_fix(id, flags, args, words, patch):
-    """Each rule catches what it is for, under its id, and says what to do."""
+    """Each rule finds its problem, under its id, and has a fix."""
     found = problems(flags, args, patch)
     assert {it.id for it in found} == {id}
     assert words in str(found[0]) and found[0].fix
 
 
-def test_the_rules_have_no_complaint_about_what_we_render():
+def test_the_golden_manifests_break_no_rule():
     """Every golden manifest passes; each rule is broken by an input above."""
     for flags, args in SPECS.values():
         assert problems(flags, args) == []
@@ -158,14 +158,14 @@ def test_every_rule_has_its_row_in_the_page():
     assert "|---|---|\n" + "".join(rows) in page, "".join(rows)
 
 
-def test_a_model_may_lie_on_a_volume_of_the_patch():
-    """--init-from names any folder of a patched pod; without a patch there are two volumes."""
+def test_a_model_may_be_on_a_volume_of_the_patch():
+    """--init-from may be any path in a patched pod; without a patch there are two volumes."""
     args = ["--init-from", "/models/gpt2"]
     assert problems({}, args, in_pod(hostname="x")) == [] != problems({}, args)
 
 
 def test_a_patch_that_makes_no_job_is_no_traceback():
-    """What a rule cannot read is told as the patch's fault."""
+    """A job that the rules cannot read is reported as a mistake in the patch."""
     (problem,) = problems({}, [], in_pod(terminationGracePeriodSeconds="soon"))
     assert problem.id == "shape" and problem.field == "--patch"
 
@@ -186,12 +186,12 @@ def test_a_patch_that_makes_no_job_is_no_traceback():
         ({"cpu": "2Gi"}, "up to 1024; use one such as 500m or 2"),
         ({"memory": "0"}, "--memory: '0'"),
         ({"memory": "4GB"}, "use one such as 512Mi or 4Gi"),
-        ({"memory": "8"}, "from 64Mi on"),
+        ({"memory": "8"}, "of at least 64Mi"),
         ({"memory": "1e400"}, "not an amount of memory"),
         ({"shm": "64"}, "--shm: '64'"),
-        ({"gpu_resource": "gpu"}, "use DOMAIN/NAME as in nvidia.com/gpu"),
+        ({"gpu_resource": "gpu"}, "use DOMAIN/NAME, such as nvidia.com/gpu"),
         ({"data": "/data"}, "--data: '/data' is not the name of a PersistentVolumeClaim, or CLAIM"),
-        ({"data": "d/../../x"}, "with --local, --volume CLAIM=FOLDER gives its folder"),
+        ({"data": "d/../../x"}, "with --local, --volume CLAIM=FOLDER sets its folder"),
         ({"runs": "a/../b"}, "--runs: 'a/../b'"),
         ({"service_account": "A_b"}, "--service-account: 'A_b' is not the name of an object"),
         ({"image_pull_secret": ("",)}, "--image-pull-secret: ''"),
@@ -209,7 +209,7 @@ def test_a_patch_that_makes_no_job_is_no_traceback():
     ],
 )
 def test_a_text_of_another_form_is_refused_by_its_option(flags, words):
-    """Before anything is made of it; the message has what it must be, and an example."""
+    """The message has the option, the required form, and an example."""
     with pytest.raises(ConfigError) as error:
         spec.load(None, flags, [])
     assert words in str(error.value) and str(error.value).endswith("[format]")
@@ -230,8 +230,8 @@ def test_the_name_leaves_room_for_the_last_pod(replicas, longest):
     [(["--replicas", "8", "--gpus", "8"], []), (["--max", "30"], []),
      (["--replicas", "13"], ["--batch", "24"])],
 )  # fmt: skip
-def test_the_fix_for_too_few_lanes_is_one(args, lanes):
-    """What the message says after `--` is taken, with the batch where one was given."""
+def test_the_fix_for_too_few_lanes_works(args, lanes):
+    """The options after `--` in the message are accepted, with the batch if one was given."""
     flags = {args[i][2:]: int(args[i + 1]) for i in range(0, len(args), 2)}
     (problem,) = problems(flags, lanes)
     more = problem.fix.partition(": -- ")[2].split()
@@ -252,9 +252,9 @@ NO_SECRETS = [
 @pytest.mark.parametrize(
     "flags", [*({"image": it} for it in IMAGES), *({"env": (it,)} for it in NO_SECRETS)]
 )
-def test_images_of_every_form_and_what_only_resembles_a_secret_are_taken(flags):
-    """Hosts in any case and with ports, tags, digests; words that begin as a secret's names do, and
-    paths to files of secrets."""
+def test_all_forms_of_images_and_lookalikes_of_secrets_are_accepted(flags):
+    """Hosts in any case and with ports, tags, digests; words that begin like a secret's name, and
+    paths of files of secrets."""
     assert problems(flags) == []
 
 
@@ -266,7 +266,7 @@ def test_images_of_every_form_and_what_only_resembles_a_secret_are_taken(flags):
     ],
 )
 def test_less_memory_than_the_model_needs_is_a_warning(flags, words):
-    """With the size that is computed, which has no warning."""
+    """It has the computed size, which gives no warning."""
     (warning,) = rules.warnings(spec.load(None, flags, []))
     assert words in warning
     own = {key: value for key, value in flags.items() if key == "gpus"}
@@ -274,14 +274,14 @@ def test_less_memory_than_the_model_needs_is_a_warning(flags, words):
 
 
 def test_unpinned_images_are_a_warning():
-    """No tag or `latest` is allowed and noted; a tag, a digest and a registry's port are fine."""
+    """No tag and `latest` give a warning; a tag, a digest and a registry's port do not."""
     digest = "h:5/a@sha256:" + "0" * 64
     for image, notes in (("a", 1), ("a:latest", 1), ("h:5000/a", 1), ("a:1", 0), (digest, 0)):
         assert len(rules.warnings(spec.load(None, {"image": image}, []))) == notes, image
 
 
 def test_gpus_that_a_job_leaves_idle_are_a_warning():
-    """--device cpu is the user's, and wins over the one that --gpus renders."""
+    """--device cpu is the user's, and overrides the device rendered for --gpus."""
     assert rules.warnings(spec.load(None, {"gpus": 1}, ["--device", "cpu"])) == [
         "--device cpu leaves the pods' GPUs idle"
     ]
@@ -294,5 +294,5 @@ def test_gpus_that_a_job_leaves_idle_are_a_warning():
      ("+1Gi", 2.0**30), ("1e", None), ("1E3", 1000), ("\u0661", None)],
 )  # fmt: skip
 def test_quantities(text, value):
-    """Numbers as Kubernetes writes them, and None for anything else."""
+    """Numbers in Kubernetes' notation, and None for other texts."""
     assert quantity.parse(text) == value

@@ -1,4 +1,4 @@
-"""The Jobs of `prepare` and `sample`: what their pods are made of, and what is refused."""
+"""The Jobs of `prepare` and `sample`: their pods, and refusals."""
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +16,7 @@ def server_in():
 
 @pytest.fixture
 def sampled(api, k8s):
-    """sampled(job, *options): the Job that `sample` of a job makes; None: of one that is gone."""
+    """sampled(job, *options): the Job of `sample` for a job; None: the job is deleted."""
 
     def run(job, *args):
         if job:
@@ -31,8 +31,8 @@ def sampled(api, k8s):
 
 
 def test_prepare_runs_the_images_own_command():
-    """Source read-only, data writable, options as given; the same bytes for the same options. One
-    claim for both is mounted once, so that prepare sees whether one folder lies in the other."""
+    """Source read-only, data writable, given options; the same bytes for the same options. A claim
+    for both is mounted once, so that prepare sees whether one folder is inside the other."""
     options = ["--val", "/source/val.jsonl", "--max-bad", "5"]
     args = ("--source", "texts/a/b", "--data", "sets/new", "--", *options)
     job = dry_run(*args)
@@ -52,7 +52,7 @@ def test_prepare_runs_the_images_own_command():
 
 
 def test_short_jobs_have_the_pod_of_a_trainer():
-    """What the restricted standard and the cluster ask; nothing of the launcher's."""
+    """They meet the restricted standard and cluster requirements, without the launcher's fields."""
     asked = {"node_selector": (("pool", "cpu"),), "image_pull_secret": ("registry",)}
     flags = ("--node-selector", "pool=cpu", "--image-pull-secret", "registry")
     trainer = pod_spec(render_job({"name": "prepare", **asked}))
@@ -68,7 +68,7 @@ def test_short_jobs_have_the_pod_of_a_trainer():
 
 
 def test_one_job_toml_serves_all_commands(tmp_path):
-    """Image, namespace, dataset and pods are the file's; what is of a PyTorchJob is left out."""
+    """Image, namespace, dataset and pod options come from the file; others are ignored."""
     file = tmp_path / "job.toml"
     file.write_text(
         '[job]\nimage = "r.io/g:1"\nnamespace = "team"\ndata = "sets/books"\nreplicas = 4\n'
@@ -90,10 +90,10 @@ def test_one_job_toml_serves_all_commands(tmp_path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--source", "v/set/raw", "--data", "v/set"], "lies in --data v/set"),
-        (["--source", "v", "--data", "v"], "a folder of its own"),
+        (["--source", "v/set/raw", "--data", "v/set"], "is inside --data v/set"),
+        (["--source", "v", "--data", "v"], "a separate folder"),
         (["--source", "v/../x"], "--source: 'v/../x' is not the name of a Persist"),
-        (["--source", "v", "--wait"], "--dry-run asks no cluster: leave out --wait"),
+        (["--source", "v", "--wait"], "--dry-run uses no cluster: leave out --wait"),
         (["--source", "v", "--name", "A"], "--name"),
         (["--source", "v", "--", "--vocab", "3"], "after --: No such option '--vocab'"),
         (["--source", "v", "--", "--out", "x"], "with --data"),
@@ -101,20 +101,20 @@ def test_one_job_toml_serves_all_commands(tmp_path):
         (["--source", "v", "--", "--max-bad", "some"], "after --: Invalid value"),
     ],
 )
-def test_what_cannot_work_is_refused_before_a_cluster_is_asked(args, words):
+def test_options_that_cannot_work_are_refused_without_a_cluster(args, words):
     """Exit code 2, the option and the fix."""
     result = CliRunner().invoke(cli, ["prepare", "--dry-run", *args])
     assert result.exit_code == 2 and words in result.stderr and result.stdout == ""
 
 
 def test_a_sample_runs_where_the_jobs_pods_can(api, sampled):
-    """Nodes, account and labels are the job's, options win over them; it asks for little."""
+    """Nodes, account and labels are the job's, options override them; its requests are small."""
     asked = {"service_account": "trainer", "node_selector": (("pool", "gpu"),), "gpus": 2}
     asked |= {"image_pull_secret": ("registry",), "topology": "required=rack", "queue": "team"}
     for name in ("trainer", "mine"):
         api.put({"kind": "ServiceAccount", "metadata": {"name": name}})
     job = render_job({"name": "demo", **asked})
-    pod_spec(job)["schedulingGates"] = [{"name": "kueue.x-k8s.io/topology"}]  # Kueue takes it off
+    pod_spec(job)["schedulingGates"] = [{"name": "kueue.x-k8s.io/topology"}]  # Kueue removes it
     made = sampled(job, "--service-account", "mine")
     spec, meta = pod_of(made), made["spec"]["template"]["metadata"]
     assert spec["serviceAccountName"] == "mine" and spec["nodeSelector"] == {"pool": "gpu"}
@@ -127,8 +127,8 @@ def test_a_sample_runs_where_the_jobs_pods_can(api, sampled):
     assert pod_of(sampled(None, "--node-selector", "pool=cpu"))["nodeSelector"] == {"pool": "cpu"}
 
 
-def test_a_patch_is_of_the_short_jobs_pods_too(sampled, tmp_path):
-    """What the cluster asks of pods and has no flag."""
+def test_a_patch_applies_to_the_short_jobs_pods_too(sampled, tmp_path):
+    """It sets cluster requirements that have no flag."""
     file = tmp_path / "patch.yaml"
     file.write_text(
         "spec: {pytorchReplicaSpecs: {Worker: {template: {metadata: {labels: {team: nlp}}, "
@@ -141,8 +141,8 @@ def test_a_patch_is_of_the_short_jobs_pods_too(sampled, tmp_path):
         assert job["spec"]["template"]["metadata"]["labels"]["team"] == "nlp"
 
 
-def test_sample_hands_every_option_of_gptddp_sample_to_the_pod(sampled):
-    """But --data, which is a claim here: what is given, and else the same default as there."""
+def test_sample_passes_every_option_of_gptddp_sample_to_the_pod(sampled):
+    """Except --data, which is a claim here: given values, else the same defaults."""
     names = {it.name for it in sample.params} - {"run", "data"}
     for args, given in (
         (
@@ -163,7 +163,7 @@ def test_sample_hands_every_option_of_gptddp_sample_to_the_pod(sampled):
 
 
 def test_sample_takes_image_and_claims_from_the_job(sampled):
-    """What is given wins over the job's; nothing of the run can be written."""
+    """Options override the job's; the run is mounted read-only."""
     job = render_job({"name": "demo", "image": "mine:1", "data": "texts/set", "runs": "runs"})
     spec = pod_of(sampled(job, "--memory", "9Gi"))
     (container,) = spec["containers"]
@@ -181,7 +181,7 @@ def test_sample_takes_image_and_claims_from_the_job(sampled):
 
 
 def test_sample_runs_on_the_code_of_the_job(api, sampled, tmp_path):
-    """The text of an own model is made by that model: the same archive, laid over the image's."""
+    """A job's own model makes its text: the same archive is laid over the image's code."""
     (tmp_path / "mine.py").write_text("x = 1\n")
     job = render_job({"name": "demo", "code": str(tmp_path)})
     (volume,) = [it for it in pod_spec(job)["volumes"] if it["name"] == "code"]

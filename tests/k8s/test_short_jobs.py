@@ -1,4 +1,4 @@
-"""`prepare` and `sample` on a cluster: their short Jobs, and their way through an API server."""
+"""`prepare` and `sample` on a cluster: their short Jobs, through an API server."""
 
 import pytest
 from support.manifests import render_job
@@ -28,7 +28,7 @@ def test_prepare_returns_at_once_and_does_nothing_twice(api, k8s):
 
 
 def test_prepare_waits_and_follows(api, k8s):
-    """The log on stdout, what to type next on stderr; a log that breaks off is read on."""
+    """The log on stdout, the next command on stderr; a log that breaks off is continued."""
     run_pods(api, log=["reading", "writing"])
     ended = api.created["Job"]
 
@@ -52,7 +52,7 @@ def test_prepare_waits_and_follows(api, k8s):
     ],
 )  # fmt: skip
 def test_a_prepare_that_has_ended_is_replaced(api, k8s, end, options, words):
-    """A failed one by the same command, with the program's last words; a done one by any other."""
+    """A failed Job by the same command, with its last message; a finished Job by other options."""
     run_pods(api, **end)
     first, again = k8s(*PREPARE, "--wait"), k8s(*PREPARE, "--wait", *options)
     assert first.exit_code == (100 if end else 0) and words in first.stderr
@@ -61,7 +61,7 @@ def test_a_prepare_that_has_ended_is_replaced(api, k8s, end, options, words):
 
 
 def test_a_prepare_that_is_deleted_meanwhile_has_failed(api, k8s):
-    """By whoever: exit code 100."""
+    """Exit code 100, whoever deleted it."""
     api.created["Job"] = lambda body: api.remove("Job", "prepare")
     result = k8s(*PREPARE, "--wait")
     assert result.exit_code == 100 and "prepare was deleted before it ended" in result.stderr
@@ -71,8 +71,8 @@ def test_a_prepare_that_is_deleted_meanwhile_has_failed(api, k8s):
 
 
 def test_sample_prints_the_text_alone_and_deletes_its_job(api, k8s):
-    """stdout is the sample; step and seed are on stderr; no Job is left. One that cannot be deleted
-    is named, and the text is not lost."""
+    """stdout is the sample; step and seed are on stderr. A Job that cannot be deleted is named, and
+    the text is not lost."""
     run_pods(api, message="step 40, seed 0", log=["def f():", "    pass"])
     result = k8s("sample", "demo", "--prompt", "def")
     assert result.exit_code == 0, result.output
@@ -97,7 +97,7 @@ def test_sample_prints_the_text_alone_and_deletes_its_job(api, k8s):
     ],
 )  # fmt: skip
 def test_a_sample_that_fails_says_why(api, k8s, ended, words):
-    """Exit code 100 with the program's or the kubelet's own words, and no Job left."""
+    """Exit code 100 with the program's or the kubelet's message; the Job is deleted."""
     api.put(render_job({"name": "demo"}))
     run_pods(api, **ended)
     result = k8s("sample", "demo", "--timeout", "5")
@@ -106,8 +106,8 @@ def test_a_sample_that_fails_says_why(api, k8s, ended, words):
     assert api.writes == ["create Job", "delete Job"]
 
 
-def test_a_sample_of_no_job_names_the_jobs_that_are_there(api, k8s):
-    """And not `status` of it, which would be refused."""
+def test_a_sample_of_a_missing_job_names_the_existing_jobs(api, k8s):
+    """It does not suggest `status` of it, which would be refused."""
     api.put(render_job({"name": "demo"}))
     run_pods(api, exitCode=2, message="Error: /runs/dem is not a run directory")
     result = k8s("sample", "dem", "--timeout", "5")
@@ -142,9 +142,9 @@ JOB_NAME, POD_NAME = "demo-sample-x1y2z", "demo-sample-x1y2z-pod"
         (None, [event("Job", JOB_NAME, "exceeded quota: x")], f"{JOB_NAME}: exceeded quota: x"),
     ],
 )  # fmt: skip
-def test_what_keeps_a_sample_from_running_is_told_in_its_own_words(api, k8s, status, events, words):
-    """Once while it waits, with a command that shows more, and with the exit code 124, when its pod
-    goes; no Job is left."""
+def test_the_reason_why_a_sample_does_not_run_is_reported(api, k8s, status, events, words):
+    """Once during the wait, with a command that shows more, and with the exit code 124; the Job is
+    deleted."""
     api.objects["persistentvolumeclaims", "texts"]["status"] = {"phase": "Pending"}
     api.put(*events, event("Job", JOB_NAME, "Created pod", 9, "Normal"))
     if status:
@@ -157,8 +157,8 @@ def test_what_keeps_a_sample_from_running_is_told_in_its_own_words(api, k8s, sta
     assert api.writes == ["create Job", "delete Job"]
 
 
-def test_who_may_not_see_events_waits_all_the_same(api, k8s):
-    """What nobody can be told of is left out."""
+def test_without_the_right_to_read_events_a_sample_waits(api, k8s):
+    """The message says `it runs` in place of a reason."""
     api.forbidden = {"GET events"}
     result = k8s("sample", "demo", "--timeout", "0.1")
     assert result.exit_code == 124 and "is not done after 0.1 s: it runs" in result.stderr

@@ -1,4 +1,4 @@
-"""`status` and `list` as their users meet them, against a small API server."""
+"""`status` and `list` for their users, against a small API server."""
 
 import json
 import os
@@ -38,18 +38,18 @@ def running(api):
 # -- status ------------------------------------------------------------------------------------
 
 
-def test_status_says_how_a_job_does(k8s, api, running):
-    """State, reason, step, submit line, and a row for each pod; what to type next is a note."""
+def test_status_shows_a_job(k8s, api, running):
+    """State, reason, step, submit line, and a row for each pod; the next command is a note."""
     result = k8s("status", "demo")
     assert result.exit_code == 0, result.output
     rows = dict(x.split(":", 1) for x in result.stdout.split("\n\n")[0].splitlines())
     rows = {key: value.strip() for key, value in rows.items()}
     assert rows["state"] == "Running on 3 of 4: demo-worker-3 is being replaced"
-    assert rows["pods"] == "3 of 4 ready (goes on with 2 to 4)"
+    assert rows["pods"] == "3 of 4 ready (runs with 2 to 4)"
     assert rows["why"].startswith("pod demo-worker-3: cannot get the image gptddp:0.2.0")
-    assert rows["step"] == "130/400  loss 3.1002"  # its speed is of four ranks
+    assert rows["step"] == "130/400  loss 3.1002"  # its speed was that of four ranks
     assert rows["bits/byte"] == "1.900"
-    assert "checkpoint" not in rows  # it went on from one, thirty steps ago
+    assert "checkpoint" not in rows  # its start from one is thirty steps ago
     assert rows["submit"] == LINE
     table = [line.split() for line in result.stdout.split("\n\n")[1].splitlines()]
     assert table[0] == ["POD", "STATUS", "NODE", "RESTARTS", "AGE"]
@@ -58,8 +58,8 @@ def test_status_says_how_a_job_does(k8s, api, running):
     assert result.stderr == f"next: gptddp-k8s logs -f demo --kubeconfig {api.kubeconfig}\n"
 
 
-def test_the_step_is_that_of_the_pod_that_has_rank_0_now(k8s, api, running):
-    """Rank 0 has moved: the newest of its lines is in another pod's log, whatever others say."""
+def test_the_step_is_from_the_pod_that_has_rank_0_now(k8s, api, running):
+    """Rank 0 has moved: its newest line is in another pod's log."""
     begun = "life 3: from memory, step 131 of 400"
     api.logs["demo-worker-2"] = Log([(at(10), begun)])
     lost = ["[rank 2] the world is over: lost a peer", "step 140/400 is none of ours"]
@@ -72,7 +72,7 @@ def test_the_step_is_that_of_the_pod_that_has_rank_0_now(k8s, api, running):
 
 
 def test_status_has_formats_with_everything(k8s, running):
-    """The same facts under names, and nothing else on stdout; wide has addresses."""
+    """The same facts as fields, and nothing else on stdout; wide has addresses."""
     result = k8s("status", "demo", "-o", "json")
     found = json.loads(result.stdout)
     assert found["progress"]["step"] == 130
@@ -87,8 +87,8 @@ def test_status_has_formats_with_everything(k8s, running):
     assert "10.2.3.4" in k8s("status", "demo", "-o", "wide").stdout
 
 
-def test_a_job_that_has_ended_does_nothing_now(k8s, api):
-    """The last phase of its log is over."""
+def test_an_ended_job_has_no_phase(k8s, api):
+    """The last phase in its log is over."""
     api.put(job("Succeeded"), pod(0, phase="Succeeded"))
     lines = [*STEPS, "[70.1 s] waiting for Prometheus to read the last numbers"]
     api.logs["demo-worker-0"] = Log([(at(n), line) for n, line in enumerate(lines)])
@@ -97,7 +97,7 @@ def test_a_job_that_has_ended_does_nothing_now(k8s, api):
 
 
 def test_status_of_a_failed_job_names_the_log_to_read(k8s, api):
-    """Exit code 0: the question was answered."""
+    """Exit code 0, as `status` succeeded."""
     said = "gptddp.launch: rank 2: no dataset"
     api.put(job("Failed"), pod(0), pod(2, terminated(2, said), phase="Failed"))
     result = k8s("status", "demo")
@@ -105,8 +105,8 @@ def test_status_of_a_failed_job_names_the_log_to_read(k8s, api):
     assert result.stderr == f"next: gptddp-k8s logs demo --pod 2 --kubeconfig {api.kubeconfig}\n"
 
 
-def test_a_container_that_is_done_says_nothing_of_a_pod_that_runs():
-    """A Worker behind the operator's init container is Running, and Completed when it has ended."""
+def test_an_ended_container_does_not_set_the_status_of_a_running_pod():
+    """A Worker with the operator's init container is Running, and Completed once it has ended."""
     done = {"name": "init", "state": terminated(0, reason="Completed")}
     assert status.pod_status(pod(0, initContainerStatuses=[done])) == "Running"
     assert status.pod_status(pod(0, done["state"], phase="Succeeded")) == "Completed"
@@ -116,8 +116,8 @@ def test_a_container_that_is_done_says_nothing_of_a_pod_that_runs():
     ("step", "steps", "loss"),
     [("step 7/~9  loss 3.2144", 9, 3.2144), ("step 7/9  loss not finite", 9, None)],
 )
-def test_an_end_that_is_an_estimate_and_a_loss_that_is_none_are_read(step, steps, loss):
-    """Where tokens or time end a run, its log has `~` before the last step."""
+def test_an_estimated_end_and_a_missing_loss_are_read(step, steps, loss):
+    """If tokens or time end a run, its log has `~` before the last step."""
     done = progress([f"{step}  lr 1.00e-03  1.2 k tok/s  4 ranks  ETA 1 s"])["progress"]
     assert (done["steps"], done["loss"]) == (steps, loss)
 
@@ -125,7 +125,7 @@ def test_an_end_that_is_an_estimate_and_a_loss_that_is_none_are_read(step, steps
 @pytest.mark.parametrize(
     ("command", "pipe"), [(["logs", "-f"], False), (["logs", "-f"], True), (["wait"], False)]
 )
-def test_who_leaves_is_let_go_at_once(api, running, spawn, command, pipe):
+def test_interrupts_end_the_command_at_once(api, running, spawn, command, pipe):
     """Ctrl-C ends with 130, a closed pipe quietly: no traceback, no wait for an open stream."""
     api.logs["demo-worker-0"].done = False
     code = "from gptddp.k8s import main; main()"
@@ -152,7 +152,7 @@ def test_who_leaves_is_let_go_at_once(api, running, spawn, command, pipe):
 
 @pytest.fixture
 def listed(api):
-    """A job in a queue, with two of its pods, one that has none, and one of somebody else's."""
+    """A job in a queue with two of its pods, a job without pods, and a job that is not ours."""
     ours = job("Created", "Running")
     ours["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
     worker = ours["spec"]["pytorchReplicaSpecs"]["Worker"]
@@ -171,7 +171,7 @@ def listed(api):
     ],
 )
 def test_list_shows_our_jobs(k8s, listed, options, header, row):
-    """State, pods and age in a table; jobs of others are not ours."""
+    """State, pods and age in a table, without jobs of others."""
     lines = k8s("list", *options).stdout.splitlines()
     assert lines[0].split() == header.split() and len(lines) == 3 and "0/4" in lines[2]
     assert lines[1].split()[: len(row)] == row
@@ -180,7 +180,7 @@ def test_list_shows_our_jobs(k8s, listed, options, header, row):
 
 
 def test_list_has_formats_for_programs(k8s, api, listed):
-    """The same in json and yaml, also of no job, which is a note else."""
+    """json and yaml have the same rows; without jobs json is [], and the others are empty."""
     found = json.loads(k8s("list", "-o", "json").stdout)
     again = yaml.safe_load(k8s("list", "-o", "yaml").stdout)
     assert [it | {"age_s": 0} for it in again] == [it | {"age_s": 0} for it in found]

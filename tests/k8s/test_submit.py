@@ -1,4 +1,4 @@
-"""submit, delete, scale, suspend and resume against a small API server on a real socket."""
+"""submit against a small API server on a real socket."""
 
 import json
 import os
@@ -19,7 +19,7 @@ COMPANIONS = [*RENDERED, "Secret"]
 
 
 def owners(api):
-    """The uids of all that own a companion of the job."""
+    """The uids of all owners of a job's companions."""
     found = [api.objects[KINDS[kind], "demo"]["metadata"]["ownerReferences"] for kind in COMPANIONS]
     return {owner["uid"] for of_one in found for owner in of_one}
 
@@ -28,8 +28,8 @@ def owners(api):
 
 
 def test_submit_creates_companions_first_and_owns_them(api, k8s, tmp_path):
-    """What render prints, in its order, own code with it, and a Secret; then each has the job as
-    its owner."""
+    """The output of render, in its order, own code with it, and a Secret; then the job becomes the
+    owner of each."""
     (tmp_path / "large.py").write_text("#" + os.urandom(1_000_000).hex())
     result = submit(k8s, "--code", str(tmp_path))
     assert result.exit_code == 0, result.output
@@ -44,8 +44,8 @@ def test_submit_creates_companions_first_and_owns_them(api, k8s, tmp_path):
         assert owner["controller"] is owner["blockOwnerDeletion"] is False
 
 
-def test_the_job_has_the_command_that_has_created_it(api, k8s):
-    """As it was typed, for a shell; the rest of the job is what render prints."""
+def test_the_job_has_the_command_that_created_it(api, k8s):
+    """Quoted for a shell; the rest of the job is the output of render."""
     submit(k8s, "--env", "A=b c", "--", "--steps", "9")
     given = {"name": "demo", "replicas": 4, "env": [("A", "b c")]}
     rendered = manifest.objects(spec.load(None, given, ["--steps", "9"]))[-1]
@@ -74,13 +74,13 @@ def test_two_submits_at_the_same_time_end_with_one_job(api, k8s, kind):
 
 
 def test_the_same_job_again_changes_nothing(api, k8s):
-    """Exit code 0 and not one write; what others have changed is said, and stays."""
+    """Exit code 0 and no write; changes by others are reported, and stay."""
     submit(k8s)
     end(api, "Running")
     del api.writes[:]
     result = submit(k8s)
     assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo unchanged\n")
-    assert "with this very spec and is Running" in result.stderr
+    assert "with the same spec and is Running" in result.stderr
     worker(job(api))["replicas"] = 2
     worker(job(api))["template"]["spec"]["nodeSelector"] = {"of": "Kueue"}
     result = submit(k8s)
@@ -96,8 +96,8 @@ def test_the_same_job_again_changes_nothing(api, k8s):
         ("Suspended", 0, "`gptddp-k8s resume demo"),
     ],
 )
-def test_a_job_that_does_not_run_is_left_with_what_to_do(api, k8s, state, code, words):
-    """The exit code is how it ended, with --wait as well; nothing is made beside it any more."""
+def test_a_job_that_does_not_run_is_not_changed(api, k8s, state, code, words):
+    """A note has the next command. The exit code says how it ended, with --wait too."""
     submit(k8s)
     end(api, state)
     job(api)["spec"]["runPolicy"]["suspend"] = state == "Suspended"
@@ -110,7 +110,7 @@ def test_a_job_that_does_not_run_is_left_with_what_to_do(api, k8s, state, code, 
 
 
 def test_another_job_of_the_name_is_refused_with_the_difference(api, k8s):
-    """path: old -> new, and what to do."""
+    """path: old -> new, and the ways out."""
     submit(k8s, "--", "--steps", "400")
     del api.writes[:]
     result = submit(k8s, "--cpu", "2", "--", "--steps", "900", "--seed", "3")
@@ -125,8 +125,8 @@ def test_another_job_of_the_name_is_refused_with_the_difference(api, k8s):
     assert "--replace deletes it" in result.stderr and "gptddp-k8s delete" not in result.stderr
 
 
-def test_another_size_names_scale_where_scale_does_it(api, k8s):
-    """Within the job's bounds, and not of a job that Kueue would stop for it."""
+def test_another_size_suggests_scale_if_it_works(api, k8s):
+    """Within the job's bounds, and not for a job that Kueue would stop."""
     submit(k8s)
     for count, named in (("1", False), ("2", True), ("5", False)):
         result = k8s("submit", "--name", "demo", "--replicas", count)
@@ -147,12 +147,12 @@ def flags(api):
 
 
 @pytest.mark.parametrize("state", ["Running", "Succeeded"])
-def test_what_a_run_has_fixed_is_told_before_its_job_makes_room(api, k8s, state):
-    """The old job with its logs would go, and the new one would be refused by the trainer."""
+def test_fixed_options_of_a_run_are_named_before_its_job_is_deleted(api, k8s, state):
+    """The old job with its logs would be lost, and the trainer would refuse the new one."""
     submit(k8s, "--", "--steps", "5", "--lanes", "8")
     end(api, state)
     result = submit(k8s, "--", "--steps", "6", "--batch", "8")
-    told = "continues its run, which refuses another --batch than it was begun with; another --name"
+    told = "its run, which refuses another --batch than it was started with; another --name"
     assert result.exit_code == 2 and told in result.stderr
     assert "refuses" not in submit(k8s, "--", "--steps", "6", "--lanes", "8").stderr
 
@@ -162,11 +162,11 @@ def test_what_a_run_has_fixed_is_told_before_its_job_makes_room(api, k8s, state)
 
 @pytest.mark.parametrize("args", [[], ["--cpu", "2"], ["--", "--steps", "90"]])
 @pytest.mark.parametrize("kind", ["Failed", "Succeeded"])
-def test_a_job_that_has_ended_is_replaced_if_that_is_asked_for(api, k8s, kind, args):
-    """By the same or by another one, with a key and companions of its own."""
+def test_an_ended_job_is_replaced_on_request(api, k8s, kind, args):
+    """By the same or by another job, with its own key and companions."""
     submit(k8s)
     end(api, kind)
-    api.put({"kind": "Pod", "metadata": {"name": "demo-worker-0"}})  # as the server asks about
+    api.put({"kind": "Pod", "metadata": {"name": "demo-worker-0"}})  # the old pod still exists
     before = job(api)["metadata"]["uid"]
     result = submit(k8s, "--replace", *args)
     assert result.exit_code == 0 and result.stdout == "pytorchjob.kubeflow.org/demo created\n"
@@ -175,8 +175,8 @@ def test_a_job_that_has_ended_is_replaced_if_that_is_asked_for(api, k8s, kind, a
     assert submit(k8s, *args).stdout == "pytorchjob.kubeflow.org/demo unchanged\n"
 
 
-def test_a_job_that_another_submit_has_put_there_is_not_deleted(api, k8s, monkeypatch):
-    """Of two replacements at the same time the second takes the job of the first for its own."""
+def test_a_job_of_another_submit_is_not_deleted(api, k8s, monkeypatch):
+    """Of two simultaneous replacements the second adopts the job of the first."""
     submit(k8s)
     end(api, "Failed")
     real, other = act.review, []
@@ -194,7 +194,7 @@ def test_a_job_that_another_submit_has_put_there_is_not_deleted(api, k8s, monkey
 
 
 def test_a_job_that_runs_or_whose_successor_is_refused_is_not_replaced(api, k8s):
-    """It goes on, or stays with its logs, as the job of somebody else does."""
+    """It continues, or stays with its logs, and so does a job that is not ours."""
     submit(k8s)
     end(api, "Running")
     before = list(api.writes)
@@ -218,28 +218,28 @@ def test_a_job_that_runs_or_whose_successor_is_refused_is_not_replaced(api, k8s)
     [("exceeded quota: cpu", True), ('U cannot create resource "pods"', False)],
 )
 def test_pods_that_would_be_refused_now_are_a_warning(api, k8s, words, told):
-    """A quota may have room later: the job is created, and the user knows. The operator has the
-    right to make pods, so it is no matter whether the user has it."""
+    """A quota may have room later: the job is created, with a warning. The user does not need the
+    right to create pods, as the operator creates them."""
     api.refuse["Pod"] = (403, words)
     result = submit(k8s)
     assert result.exit_code == 0 and (f"be refused now: {words}" in result.stderr) is told
 
 
-def test_the_pod_that_the_server_is_asked_about_is_the_whole_pod(api, k8s):
-    """With the labels and annotations by which policies judge it, and an account of the user's."""
+def test_the_dry_run_of_a_pod_has_the_whole_pod(api, k8s):
+    """It has the labels and annotations that policies check, and the user's account."""
     api.put({"kind": "ServiceAccount", "metadata": {"name": "own"}})
     submit(k8s, "--service-account", "own")
     (pod,) = (it for it in api.dry_runs if it["kind"] == "Pod")
     template = worker(job(api))["template"]
     assert pod["metadata"] == {**template["metadata"], "name": "demo-worker-0"}
     assert pod["spec"] == {**template["spec"], "restartPolicy": "Never"}
-    k8s("submit", "--name", "next")  # with an account that it makes itself
+    k8s("submit", "--name", "next")  # with the account that submit creates
     _, pod = (it for it in api.dry_runs if it["kind"] == "Pod")
     assert "serviceAccountName" not in pod["spec"]
 
 
-def test_what_an_earlier_submit_has_left_is_made_what_it_should_be(api, k8s):
-    """A companion with our labels and other settings becomes the job's, with those of now."""
+def test_a_companion_of_an_earlier_submit_is_updated(api, k8s):
+    """A companion with our labels and other settings becomes the job's, with the new settings."""
     for obj in manifest.objects(spec.load(None, {"name": "demo"}, ["--metrics-port", "9999"]))[:-1]:
         api.put(obj)
     assert submit(k8s).exit_code == 0
@@ -248,14 +248,14 @@ def test_what_an_earlier_submit_has_left_is_made_what_it_should_be(api, k8s):
     assert owners(api) == {job(api)["metadata"]["uid"]}
 
 
-def test_what_was_submitted_is_printed_as_asked(api, k8s):
-    """The job as the server has it; the notes stay on stderr."""
+def test_the_submitted_job_is_printed_on_request(api, k8s):
+    """The job as the server returns it; notes are on stderr."""
     assert submit(k8s, "-o", "name").stdout == "pytorchjob.kubeflow.org/demo\n"
     assert json.loads(submit(k8s, "-o", "json").stdout)["metadata"] == job(api)["metadata"]
 
 
 def test_a_job_file_comes_from_stdin(k8s):
-    """`-f -`; both of its tables count, and an error names stdin."""
+    """`-f -`: both of its tables count, and an error names stdin."""
     text = "[job]\nname = 'demo'\nreplicas = 4\n[train]\nsteps = 70\n"
     assert k8s("submit", "-f", "-", stdin=text).exit_code == 0
     text = text.replace("70", "71")

@@ -15,7 +15,7 @@ from gptddp.launch import bundle
 
 @pytest.fixture
 def own(tmp_path):
-    """own(**texts): the folder with these modules in gptddp/, as an argument of `submit`."""
+    """own(**texts): a folder with these modules in gptddp/, as an argument of `submit`."""
 
     def write(**texts):
         folder = tmp_path / "own/gptddp"
@@ -32,7 +32,7 @@ def config_maps(api):
 
 
 def test_the_same_code_again_changes_nothing(api, k8s, own):
-    """Not one write, also where another zlib has packed the archive."""
+    """No write, even if another zlib has compressed the archive."""
     code = own(a="x = 1\n")
     submit(k8s, *code)
     del api.writes[:]
@@ -45,7 +45,7 @@ def test_the_same_code_again_changes_nothing(api, k8s, own):
 
 
 def test_changed_code_is_another_job_with_its_files_named(api, k8s, own):
-    """Refused, before anything is created: the files, and how to take it."""
+    """It is refused before anything is created, with the files and the ways out."""
     option, folder = own(a="x = 1\n", b="", c="")
     Path(folder, "table.py").write_text("#" + os.urandom(1_000_000).hex())  # two ConfigMaps
     submit(k8s, option, folder)
@@ -54,7 +54,7 @@ def test_changed_code_is_another_job_with_its_files_named(api, k8s, own):
     Path(folder, "gptddp/c.py").unlink()
     result = submit(k8s, option, folder, "--cpu", "3")
     assert result.exit_code == 2 and api.writes == []
-    _, head, *lines = result.stderr.splitlines()  # the first says what code it is
+    _, head, *lines = result.stderr.splitlines()  # the first line describes the code
     assert "gptddp-k8s delete demo" in head and "continues its run" in head
     wanted = {
         "code": "X -> X",
@@ -70,8 +70,8 @@ def test_changed_code_is_another_job_with_its_files_named(api, k8s, own):
     assert "volumes" not in result.stderr and "args" not in result.stderr
 
 
-def test_code_that_came_to_no_job_is_in_nobodys_way(api, k8s, own):
-    """Half a submit, an edit, a submit: the job has the code of now, and a delete takes both."""
+def test_code_of_an_interrupted_submit_is_no_obstacle(api, k8s, own):
+    """Half a submit, an edit, a submit: the job has the new code, and a delete removes both."""
     api.cut_at = 1
     assert submit(k8s, *own(a="x = 1\n")).exit_code == 1
     api.cut_at = None
@@ -84,8 +84,8 @@ def test_code_that_came_to_no_job_is_in_nobodys_way(api, k8s, own):
     assert api.all() == []
 
 
-def test_code_that_cannot_be_compared_is_still_other_code(api, k8s, own):
-    """The files are only a help: whose ConfigMaps may not be read, or are gone, by their hash."""
+def test_code_that_cannot_be_compared_still_differs(api, k8s, own):
+    """If the ConfigMaps cannot be read, or are gone, the hashes are compared."""
     submit(k8s, *own(a="x = 1\n"))
     code = own(a="x = 2\n")
     api.forbidden = {"GET configmaps"}

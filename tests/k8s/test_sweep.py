@@ -1,4 +1,4 @@
-"""--sweep: a job for each value, named by it, and otherwise the job of a submit by hand."""
+"""--sweep: one job per value, named by it, and otherwise like a job submitted by hand."""
 
 import re
 
@@ -20,8 +20,8 @@ def render(*args):
     return list(yaml.safe_load_all(result.stdout))
 
 
-def test_a_sweep_is_the_jobs_that_one_would_write_by_hand():
-    """With their companions; their memory is that of their own model."""
+def test_a_sweep_equals_jobs_written_by_hand():
+    """They have their companions; memory follows each job's own model."""
     by_hand = []
     for rate, layers in (("1e-3", "2"), ("1e-3", "400"), ("3e-3", "2"), ("3e-3", "400")):
         name = f"demo-n-layer-{layers}-lr-{rate}"
@@ -31,8 +31,8 @@ def test_a_sweep_is_the_jobs_that_one_would_write_by_hand():
     assert render("--name", "demo", *sweep, "--", "--steps", "9", "--warmup-steps", "1") == by_hand
 
 
-def test_the_same_sweep_again_creates_only_what_is_missing(api, k8s):
-    """Of all jobs that were there nothing is written; a new value is a new job."""
+def test_the_same_sweep_again_creates_only_missing_jobs(api, k8s):
+    """Existing jobs are not written; a new value is a new job."""
     first = submit(k8s, *SWEEP)
     assert first.exit_code == 0, first.stderr
     assert first.stdout.split() == [
@@ -55,7 +55,7 @@ def test_the_same_sweep_again_creates_only_what_is_missing(api, k8s):
         (["--sweep", "lrr=1"], "unknown field 'lrr': did you mean 'lr'?"),
         (["--sweep", "data=a,b"], "--data cannot be swept: give it once for all runs, after --"),
         (["--sweep", "lr=1", "--", "--lr", "2"], "--lr is given before and after --"),
-        (["--sweep", "n-layer=2", "--name", "a" * 60], "63 are the most"),
+        (["--sweep", "n-layer=2", "--name", "a" * 60], "may have at most 63"),
         (["--sweep", "n-layer=2", "--sweep", "n_layer=3"], "n_layer is given twice"),
         (["--sweep", "lr"], "is not of the form FIELD=A,B..."),
     ],
@@ -67,8 +67,8 @@ def test_a_mistake_is_refused_before_the_first_job(api, k8s, given, told):
     assert api.writes == []
 
 
-def test_local_jobs_run_one_after_the_other_whatever_becomes_of_them(tmp_path):
-    """A job that fails is the exit code, and the next one runs."""
+def test_local_jobs_run_one_after_the_other_even_if_one_fails(tmp_path):
+    """A failed job sets the exit code, and the next one runs."""
     data = tmp_path / "volumes/data"
     data.mkdir(parents=True)
     (data / "dataset.json").write_text("{}")
@@ -91,7 +91,7 @@ def test_local_jobs_run_one_after_the_other_whatever_becomes_of_them(tmp_path):
 
 
 def test_the_experiment_for_katib_has_the_job_that_its_command_renders():
-    """But for what its comment says, and with the parameters of a trial in its places."""
+    """Except for the parts named in its comment, and with a trial's parameters filled in."""
     text = (ROOT / "examples/katib.yaml").read_text()
     head, _, made = text.partition("    trialSpec:\n")
     options = re.search(r"`gptddp-k8s render (.*?)`", re.sub(r"\n# ?", " ", head))

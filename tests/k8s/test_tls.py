@@ -1,4 +1,4 @@
-"""The way to a cluster by TLS and by proxies, and without the package."""
+"""Connections to a cluster by TLS and by proxies, and a missing package."""
 
 import base64
 import shutil
@@ -22,7 +22,7 @@ def server_in():
 
 @pytest.fixture
 def tls_api(api, tmp_path):
-    """The API server behind TLS, by a certificate as EKS has it: without a key identifier."""
+    """The API server with TLS, and a certificate like EKS's, without a key identifier."""
     if not shutil.which("openssl"):
         pytest.skip("needs openssl")
     new = "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
@@ -41,7 +41,7 @@ def tls_api(api, tmp_path):
 
 
 def test_a_certificate_is_checked_as_kubectl_checks_it(tls_api, tmp_path, monkeypatch, capsys):
-    """By the kubeconfig's authority, and not more strictly, as Python 3.13 would."""
+    """By the kubeconfig's authority, and not as strictly as Python 3.13 would."""
     real = ssl.create_default_context
 
     def strict(*args, **named):
@@ -65,8 +65,8 @@ def test_a_certificate_is_checked_as_kubectl_checks_it(tls_api, tmp_path, monkey
     assert capsys.readouterr().err == ""
 
 
-def test_a_key_of_the_kubeconfig_stays_on_no_disk(tls_api, api, tmp_path, monkeypatch):
-    """The package writes it to a file: it is gone before a request, which a signal may end."""
+def test_a_key_of_the_kubeconfig_does_not_stay_on_disk(tls_api, api, tmp_path, monkeypatch):
+    """The package writes it to a file, which is removed before any request can be interrupted."""
     required = api.server.socket.context
     required.load_verify_locations(tmp_path / "ca.pem")
     required.verify_mode = ssl.CERT_REQUIRED
@@ -91,14 +91,14 @@ def test_a_key_of_the_kubeconfig_stays_on_no_disk(tls_api, api, tmp_path, monkey
 
 @pytest.fixture
 def proxy(api):
-    """An HTTP proxy on the way to `api`, whatever is asked for; `proxy.asked` has its requests."""
+    """An HTTP proxy that sends every request to `api`; `proxy.asked` has its requests."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve():
         while True:
             try:
                 connection, _ = listener.accept()
-            except OSError:  # the test is over
+            except OSError:  # the test has ended
                 return
             proxy.asked.append(connection.recv(2**16))
             body = b'{"kind": "List", "items": []}'
@@ -114,7 +114,7 @@ def proxy(api):
 
 
 def test_a_proxy_is_used_as_by_kubectl(api, proxy, tmp_path, monkeypatch):
-    """One of the environment but for this machine, one of the kubeconfig always; with password."""
+    """Of the environment, except for local addresses; of the kubeconfig always; with a password."""
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv("no_proxy", "other.test")
     monkeypatch.setenv("http_proxy", proxy.url)
@@ -136,8 +136,8 @@ def test_a_proxy_is_used_as_by_kubectl(api, proxy, tmp_path, monkeypatch):
         find("https://api.test:81", **{"proxy-url": "http://127.0.0.1:9"})
 
 
-def test_without_the_package_it_is_told_how_to_get_it(tmp_path):
-    """Exit code 2, and no traceback."""
+def test_a_missing_package_is_named(tmp_path):
+    """Exit code 2 with the command that installs it, and no traceback."""
     code = (
         "import sys; sys.modules['kubernetes'] = None\nfrom gptddp.k8s.cli.main import cli; cli()"
     )

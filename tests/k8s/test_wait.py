@@ -1,4 +1,4 @@
-"""Waiting for a job: exit codes, and what is told on the way."""
+"""Waiting for a job: exit codes, and notes during the wait."""
 
 import threading
 import time
@@ -18,20 +18,20 @@ NO_ROOM = "0/3 nodes are available: 3 Insufficient cpu."
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Polls every few hundredths of a second."""
+    """Short poll intervals."""
     monkeypatch.setattr(wait, "POLL_S", 0.03)
     monkeypatch.setattr(watcher, "POLL_S", 0.03)
 
 
 def later(api, *acts):
-    """Do these things one after the other, each when the job was looked at once more."""
+    """Run these functions one after the other, each after another poll of the job."""
 
     def looks():
         return sum("/pytorchjobs/demo" in path for path in api.asked)
 
     def run():
         for act in acts:
-            enough = looks() + 2  # the first of them has ended when the second begins
+            enough = looks() + 2  # the first poll has ended when the second begins
             while looks() < enough:
                 time.sleep(0.01)
             act()
@@ -39,8 +39,8 @@ def later(api, *acts):
     threading.Thread(target=run, daemon=True).start()
 
 
-def test_a_job_that_succeeds_is_0(api, cluster, capsys):
-    """Each state is told once, with the pods that are ready."""
+def test_a_succeeded_job_gives_exit_code_0(api, cluster, capsys):
+    """Each state is reported once, with the number of ready pods."""
     api.put(job("Created", replicas=2))
     later(
         api,
@@ -65,13 +65,13 @@ WHY = "demo: Failed: pod demo-worker-1: exited with 2 (bad configuration or data
     [
         ([job("Failed"), pod(1, BROKEN, phase="Failed")], 100, WHY, 1),
         ([job("Suspended", suspend=True)], 103, "gptddp-k8s resume demo", 1),
-        # of one that is resumed the condition stays True until the operator has started the pods
+        # a resumed job has Suspended True until the operator has started the pods
         ([job("Suspended", replicas=1), pod(0)], 124, "still Pending after 0.3 s", 2),
         ([job(), unscheduled(0, NO_ROOM)], 124, "0.3 s: pod demo-worker-0: no node takes it", 3),
     ],
 )
 def test_the_exit_code_says_how_a_wait_has_ended(api, cluster, capsys, made, code, said, lines):
-    """100 failed, 103 suspended, 124 time up; with the reason, which is told before, and once."""
+    """100 failed, 103 suspended, 124 timed out; the reason is reported once, before the end."""
     api.put(*made)
     assert wait.until_done(cluster, "demo", note, 0.3) == code
     told = capsys.readouterr().err
@@ -80,8 +80,8 @@ def test_the_exit_code_says_how_a_wait_has_ended(api, cluster, capsys, made, cod
 
 @pytest.mark.parametrize("then", [lambda api: api.remove("PyTorchJob", "demo"),
                                   lambda api: api.put(job("Running", uid="another"))])  # fmt: skip
-def test_a_job_that_goes_is_102(api, cluster, capsys, then):
-    """Also where another of its name has come."""
+def test_a_deleted_job_gives_exit_code_102(api, cluster, capsys, then):
+    """Also if another job has its name."""
     api.put(job("Running"))
     later(api, lambda: then(api))
     assert wait.until_done(cluster, "demo", note, 20) == 102
@@ -99,17 +99,17 @@ PASSING = [
     ("looks", "words"),
     [(PASSING, "no node takes it"), ([made_again(count) for count in (5, 6, 7)], "never started")],
 )
-def test_a_reason_is_told_once_and_not_in_passing(capsys, looks, words):
-    """What is seen at one look only was on its way to be put right; one whose seconds and times
-    grow with every look is no other reason."""
+def test_a_reason_is_reported_once_and_only_if_it_lasts(capsys, looks, words):
+    """A reason in only one poll is being fixed already; a reason whose seconds and counts grow is
+    the same reason."""
     changes = wait.Changes("demo", note)
     for look in looks:
         changes.tell(look)
     assert capsys.readouterr().err.count(words) == 1
 
 
-def test_a_job_that_runs_without_a_step_is_told(api, cluster, capsys, monkeypatch):
-    """The log is read while the job runs, and told is what it ends with."""
+def test_a_running_job_without_a_step_is_reported(api, cluster, capsys, monkeypatch):
+    """The log is read while the job runs; the note has its last line."""
     monkeypatch.setattr(job_causes, "NO_STEP_S", 0.0)
     api.put(job("Running", replicas=1), pod(0))
     api.logs["demo-worker-0"] = Log([("2026-11-21T09:00:02.000000Z", "waiting for pods: 1")])
@@ -118,8 +118,9 @@ def test_a_job_that_runs_without_a_step_is_told(api, cluster, capsys, monkeypatc
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_an_api_server_that_is_away_is_waited_for(api, cluster, capsys, first):
-    """At the first look too, if it says so itself; told once that it is away and back."""
+def test_wait_waits_for_an_absent_api_server(api, cluster, capsys, first):
+    """Also at the first poll, if it answers with an error; it reports start and end of the
+    outage."""
     api.put(job("Running", replicas=1), pod(0))
     down = [] if first else [lambda: setattr(api, "down", True)]
     api.down = first
@@ -129,8 +130,8 @@ def test_an_api_server_that_is_away_is_waited_for(api, cluster, capsys, first):
     assert said.count("does not answer") == said.count("answers again") == 1
 
 
-def test_one_failure_alone_is_not_told():
-    """It may be of a connection that had gone stale."""
+def test_a_single_failure_is_not_reported():
+    """A stale connection may be the cause."""
     answers, said = [1, ClusterError("gone"), 2], []
 
     def ask():
@@ -142,15 +143,15 @@ def test_one_failure_alone_is_not_told():
     assert [watched.poll(), watched.poll(), said] == [1, 2, []]
 
 
-def test_time_runs_out_while_the_api_server_is_away(api, cluster):
-    """A timeout holds also then."""
+def test_the_timeout_holds_while_the_api_server_is_away(api, cluster):
+    """The exit code is that of a timeout."""
     api.put(job("Running", replicas=1), pod(0))
     api.down = True
     assert wait.until_done(cluster, "demo", note, 0.3) == 124
 
 
 def runs(api, monkeypatch, kind, *log, code=0):
-    """A job that is created runs, and is this far when it was looked at: its pod has this log."""
+    """A created job runs, and has this state at the next poll; its pod has this log."""
 
     def controller(body):
         body["metadata"]["uid"] = JOB_UID
@@ -178,7 +179,7 @@ def runs(api, monkeypatch, kind, *log, code=0):
     ],
 )
 def test_submit_waits_with_the_exit_code_of_the_job(api, k8s, monkeypatch, kind, code, words):
-    """0 and 100 as `wait`, 124 when the time is up; what became of it on stderr."""
+    """0 and 100 as `wait`, 124 at the timeout; the result is on stderr."""
     runs(api, monkeypatch, kind, code=code)
     done = k8s("submit", "--name", "demo", "--wait", "--timeout", "0.5" if code > 100 else "60")
     assert done.exit_code == code and words in done.stderr, done.stderr
@@ -186,15 +187,15 @@ def test_submit_waits_with_the_exit_code_of_the_job(api, k8s, monkeypatch, kind,
 
 
 def test_submit_follows_with_the_logs_on_stdout(api, k8s, monkeypatch):
-    """Of all pods, to their last line."""
+    """The logs of all pods, to their last line."""
     runs(api, monkeypatch, "Succeeded", "step 1/2", "step 2/2")
     done = k8s("submit", "--name", "demo", "--follow")
     assert done.exit_code == 0, done.stderr
     assert done.stdout.splitlines()[1:] == ["[w0] step 1/2", "[w0] step 2/2"], done.stderr
 
 
-def test_who_leaves_a_wait_is_told_that_the_job_goes_on(api, k8s, monkeypatch):
-    """Ctrl-C: 130, with the command that would end the job."""
+def test_an_interrupted_wait_says_that_the_job_continues(api, k8s, monkeypatch):
+    """Ctrl-C: 130, with the command that ends the job."""
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -202,4 +203,4 @@ def test_who_leaves_a_wait_is_told_that_the_job_goes_on(api, k8s, monkeypatch):
     monkeypatch.setattr(wait, "until_done", interrupted)
     done = k8s("submit", "--name", "demo", "--wait")
     assert done.exit_code == 130 and ("pytorchjobs", "demo") in api.objects
-    assert f"the job goes on; `gptddp-k8s delete demo --kubeconfig {api.kubeconfig}" in done.stderr
+    assert f"job continues; `gptddp-k8s delete demo --kubeconfig {api.kubeconfig}" in done.stderr

@@ -42,7 +42,7 @@ def drawn(shown, width=80, colours=False, **about):
 
 @pytest.mark.parametrize("width", [20, 40, 79, 80, 200])
 def test_no_line_is_wider_than_the_terminal(said, width):
-    """Nor are there more pods than it has lines for; those that are left out are counted."""
+    """Pods beyond its number of lines are counted instead."""
     shown = SHOWN | progress(said)
     lines = drawn(shown, width)
     assert max(map(len, lines)) <= width and "120/400" in "\n".join(lines)
@@ -51,8 +51,8 @@ def test_no_line_is_wider_than_the_terminal(said, width):
 
 
 @pytest.mark.parametrize(("is_now", "has"), [(True, True), (False, False)])
-def test_a_speed_that_is_not_of_now_is_not_shown(said, is_now, has):
-    """Nor a time that is left: what is left takes as long as nobody goes on."""
+def test_an_old_speed_is_not_shown(said, is_now, has):
+    """Neither is a remaining time, which is unknown while no step is done."""
     found = progress(said)
     if not is_now:
         found["progress"] |= {"tok_s": None, "left_s": None}
@@ -60,8 +60,8 @@ def test_a_speed_that_is_not_of_now_is_not_shown(said, is_now, has):
     assert ("44.0 k tok/s  ETA 4 min 40 s" in lines) is has and ("tok/s" in lines) is has
 
 
-def test_what_a_pod_has_written_cannot_move_the_cursor():
-    """Its escapes are shown, with colours and without."""
+def test_log_text_cannot_move_the_cursor():
+    """Its escape sequences are shown as text, with colours and without."""
     line = "life 1 ended after step 9: \x1b[2Jgone"
     for colours in (False, True):
         text = "".join(drawn(SHOWN | progress([line]), colours=colours))
@@ -70,7 +70,7 @@ def test_what_a_pod_has_written_cannot_move_the_cursor():
 
 @pytest.fixture
 def running(api, said):
-    """A job of four pods on a cluster, whose rank 0 has said all that."""
+    """A job of four pods on a cluster, whose rank 0 has logged `said`."""
     api.put(job("Created", "Running"), *map(pod, range(4)))
     api.logs["demo-worker-0"] = Log([(at(n), line) for n, line in enumerate(said)])
     return api
@@ -78,27 +78,27 @@ def running(api, said):
 
 @pytest.fixture
 def watch(running):
-    """The command on its server."""
+    """The command on this test's server."""
     return ["status", "demo", "--watch", "--kubeconfig", str(running.kubeconfig)]
 
 
 def test_without_a_terminal_it_is_printed_once(watch, said):
-    """The numbers of `status`, no escapes; the exit code is of a question that was answered."""
+    """The numbers of `status` without escape sequences; the exit code is 0."""
     result = CliRunner().invoke(cli, watch, prog_name="gptddp-k8s")
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.stdout and "demo  Running  pods 4/4\n" in result.stdout
-    # no speed: its step has not moved for a while
+    # no speed, as its step does not move
     assert re.search(r"^step: +120/400  loss 2.0000\n +━{9}$", result.stdout, re.M)
     once = [it for it in watch if it != "--watch"]
     shown = CliRunner().invoke(cli, once).stdout
     for name, text in rows(progress(said)).items():
         line = rf"^{name}: +{re.escape(text)}$"
         assert not text or (re.search(line, result.stdout, re.M) and re.search(line, shown, re.M))
-    assert "-o json goes on" in result.stderr
+    assert "-o json repeats it" in result.stderr
 
 
-def test_as_json_it_is_a_line_a_look_until_the_end(running, watch):
-    """What `status -o json` has; the exit code is that of `wait`."""
+def test_as_json_it_prints_a_line_per_poll_until_the_end(running, watch):
+    """Each line is that of `status -o json`; the exit code is that of `wait`."""
     threading.Timer(0.5, running.put, [job("Created", "Succeeded")]).start()
     result = CliRunner().invoke(cli, [*watch, "-o", "json", "--every", "0.2"])
     assert result.exit_code == 0, result.output
@@ -107,8 +107,8 @@ def test_as_json_it_is_a_line_a_look_until_the_end(running, watch):
     assert found[0]["progress"]["step"] == 120 and len(found[0]["pods"]) == 4
 
 
-def test_on_a_terminal_it_is_drawn_again_and_leaves_it_as_it_was(running, watch):
-    """New numbers, and the end of the job: then the last frame stays, without escapes."""
+def test_on_a_terminal_it_is_redrawn_and_the_terminal_restored(running, watch):
+    """New numbers, and the end of the job: then the last frame stays, without escape sequences."""
     screen = Terminal(K8S, *watch, "--every", "0.3", LC_ALL="C.UTF-8")
     screen.until(r"\x1b\[\?1049h")
     screen.until(r"\x1b\[1mdemo  Running  pods 4/4")
@@ -123,8 +123,8 @@ def test_on_a_terminal_it_is_drawn_again_and_leaves_it_as_it_was(running, watch)
     assert screen.end() == 0
 
 
-def test_a_lost_pod_is_seen_before_the_next_look(running, watch):
-    """The pods are asked for twice a second; who is lost is named until its ranks train again."""
+def test_a_lost_pod_is_shown_before_the_next_update(running, watch):
+    """Pods are polled twice a second; a lost pod is named until its ranks train again."""
     screen = Terminal(K8S, *watch, "--every", "600")
     screen.until("pods 4/4")
     running.put(pod(2, phase="Pending", containerStatuses=[]))
@@ -136,9 +136,9 @@ def test_a_lost_pod_is_seen_before_the_next_look(running, watch):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_who_ends_it_has_the_terminal_back_and_the_job(watch, number, code):
-    """By Ctrl-C or SIGTERM, with its own exit code. Another size is drawn before the next look;
-    without colours if NO_COLOR says so, in ASCII where there is no more."""
+def test_an_interrupt_restores_the_terminal_and_keeps_the_job(watch, number, code):
+    """By Ctrl-C or SIGTERM, with its exit code. A resize is drawn at once; NO_COLOR removes
+    colours, and a terminal without UTF-8 gets ASCII."""
     env = {"NO_COLOR": "1", "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     screen = Terminal(K8S, *watch, "--every", "600", **env)
     shown = screen.until("demo-worker-3 +Running")
@@ -151,5 +151,5 @@ def test_who_ends_it_has_the_terminal_back_and_the_job(watch, number, code):
         screen.process.send_signal(number)
     screen.until(r"\x1b\[\?25h\x1b\[\?1049l")
     if number == signal.SIGINT:
-        screen.until("demo  Running")  # what was seen last stays
+        screen.until("demo  Running")  # the last frame stays
     assert screen.end() == code

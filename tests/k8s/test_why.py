@@ -1,4 +1,4 @@
-"""A job's state, and when what is seen of it is why it does not run."""
+"""A job's state, and when an observation is the cause why it does not run."""
 
 import pytest
 from support.api_objects import at, condition, event, job, pod, terminated, waiting
@@ -37,16 +37,16 @@ def sentence(job, pods=(), events=(), now=NOW):
         (job("Ripening"), "Unknown"),
     ],
 )
-def test_the_state_is_what_holds_now(made, state):
-    """By type and status: neither the last condition nor one that is False decides."""
+def test_the_state_is_the_condition_that_holds(made, state):
+    """By type and status: the last condition does not decide, nor does one that is False."""
     assert why.state(made) == state
 
 
 QUOTA = 'Error creating: pods "demo-worker-1" is forbidden: exceeded quota: small'
 
 
-def test_a_refusal_that_is_over_is_not_told():
-    """The pod exists by now, or has been created since, or the event is of an older job."""
+def test_a_past_refusal_is_not_reported():
+    """The pod exists now, or has been created since, or the event is about an older job."""
     made = job("Running")
     refused = event(made, "FailedCreatePod", QUOTA)
     assert "quota" in sentence(made, [pod(0)], [refused])
@@ -60,8 +60,8 @@ def test_a_refusal_that_is_over_is_not_told():
     assert sentence(made, [pod(0)], [refused]) == ""
 
 
-def test_a_refusal_that_names_no_pod_is_of_any():
-    """As where a webhook does not answer; of services it is over when one was created."""
+def test_a_refusal_without_a_pods_name_counts_for_any_pod():
+    """As from a webhook that does not answer; for services it ends once one is created."""
     made = job("Running")
     told = event(made, "FailedCreatePod", "Error creating: failed calling webhook")
     assert sentence(made, [pod(0)], [told]).startswith("its pods are refused: failed calling")
@@ -72,7 +72,7 @@ def test_a_refusal_that_names_no_pod_is_of_any():
     assert sentence(made, [pod(n) for n in range(4)], [told, created]) == ""
 
 
-def test_nobody_reacts_without_an_operator():
+def test_a_job_without_any_reaction_has_no_operator():
     """No condition, no pod and no event, for longer than an operator ever takes."""
     made = job()
     assert sentence(made, now=seconds(at(10))) == "its pods have not been created yet"
@@ -82,8 +82,8 @@ def test_nobody_reacts_without_an_operator():
     assert "operator" not in why.why(Facts(made, now=seconds(at(20)), unseen="no right"))
 
 
-def test_a_lost_node_is_told_when_the_grace_is_over():
-    """A pod that should be gone: its node, and both ways out; also of a job that is suspended."""
+def test_a_lost_node_is_reported_after_the_grace_period():
+    """The cause names the node and both ways out; also for a suspended job."""
     leaving = pod(3, metadata={"deletionTimestamp": at(40)}, node="gptddp-worker2")
     for made in (job("Restarting"), job(suspend=True), job(deletionTimestamp=at(9))):
         told = sentence(made, [leaving])
@@ -94,10 +94,10 @@ def test_a_lost_node_is_told_when_the_grace_is_over():
     assert sentence(job("Running"), [pod(n, conditions=ready) for n in range(4)]) == ""
 
 
-def test_a_pod_that_starts_slowly_is_told():
-    """Of a job that has not run at once; of one that has, when it takes long."""
+def test_a_slowly_starting_pod_is_reported():
+    """At once for a job that has not run yet; otherwise after a while."""
     new = pod(3, waiting("ContainerCreating"), phase="Pending")
-    told = "pod demo-worker-3: on its way on node gptddp-worker"
+    told = "pod demo-worker-3: starting on node gptddp-worker"
     assert sentence(job("Created"), [new], now=seconds(at(2))) == told
     assert sentence(job("Restarting"), [new], now=seconds(at(10))) == ""
     assert sentence(job("Restarting"), [new], now=seconds(at(12))) == told
@@ -108,27 +108,27 @@ def test_a_pod_that_starts_slowly_is_told():
     assert shown == told + ': Pulling image "big"'
 
 
-def test_a_pod_that_was_replaced_is_told_for_a_while():
-    """Half a minute after one loss; minutes where it comes again and again; never an exit by 0."""
+def test_a_replaced_pod_is_reported_for_some_time():
+    """Half a minute after one loss; minutes if it is frequent; never after exit code 0."""
     made, pods = job("Running"), [pod(n) for n in range(4)]
     lost = event(made, "ExitedWithCode", "Pod: a-b.demo-worker-2 exited with code 137", 5, "Normal")
     new = event(made, "SuccessfulCreatePod", "Created pod: demo-worker-2", 5, "Normal")
-    new["count"], lost["count"] = 2, 40  # the operator tells one exit many times
+    new["count"], lost["count"] = 2, 40  # the operator reports one exit many times
     text = "pod demo-worker-2: exited with 137 (SIGKILL from outside, as when its node shuts down)"
     see = "; see `kubectl get events --field-selector involvedObject.name=demo-worker-2`"
     first = sentence(made, pods, [lost, new], seconds(at(20)))
     assert first == f"{text}; it was replaced{see}"
     assert sentence(made, pods, [lost, new]) == ""
     new["count"] = 8
-    assert sentence(made, pods, [lost, new]) == f"{text}; it was replaced, 7 times by now{see}"
+    assert sentence(made, pods, [lost, new]) == f"{text}; it was replaced, 7 times so far{see}"
     new["count"] = 1  # not replaced: its container restarts
     assert sentence(made, pods, [lost, new], seconds(at(20))) == ""
     new["count"], lost["message"] = 2, lost["message"].replace("137", "0")
     assert sentence(made, pods, [lost, new], seconds(at(20))) == ""
 
 
-def test_an_event_of_another_time_does_not_say_who_has_killed_a_pod():
-    """Only one from around its end does, and only of a container that was killed."""
+def test_only_an_event_near_the_end_explains_a_kill():
+    """The event must be from around the pod's end, and the container must have been killed."""
     told = event(pod(0), "Evicted", "low on memory", 20)
     killed = pod(0, terminated(137, second=30))
     assert "Evicted: low on memory" in sentence(job("Running"), [killed], [told])
@@ -144,8 +144,8 @@ W1121 09:03:11.123 torch/distributed/elastic/agent: closing
 """
 
 
-def test_a_failed_job_tells_the_pod_the_code_and_the_reason():
-    """The first final exit code with a rank's words; a pod that was only stopped is not it."""
+def test_a_failed_job_has_the_pod_the_code_and_the_reason():
+    """The first final exit code with a rank's message, not a pod that was only stopped."""
     pods = [
         pod(0, terminated(143, "stopped", second=20), phase="Failed"),
         pod(1, terminated(2, WORDS, second=31), phase="Failed"),
@@ -158,8 +158,8 @@ def test_a_failed_job_tells_the_pod_the_code_and_the_reason():
     )
 
 
-def test_a_failed_job_whose_pods_are_gone_is_told_from_events():
-    """One event of the operator's has the exit code, another the container's last words."""
+def test_a_failed_job_without_pods_is_explained_by_events():
+    """One event of the operator has the exit code, another the container's message."""
     made = job("Failed")
     told = event(made, "ExitedWithCode", "Pod: default.demo-worker-3 exited with code 4")
     expected = "pod demo-worker-3: exited with 4 (no valid checkpoint)"
@@ -173,7 +173,7 @@ def test_a_failed_job_whose_pods_are_gone_is_told_from_events():
     )
     limit = job(condition("Failed", message="it was active longer than specified deadline"))
     assert sentence(limit, [pod(0, terminated(137), phase="Failed")], [told]).startswith(
-        f"it was active longer than specified deadline (spec.runPolicy); before, {expected}; see"
+        f"it was active longer than specified deadline (spec.runPolicy); before that, {expected}"
     )
 
 
@@ -188,7 +188,7 @@ def test_a_failed_job_whose_pods_are_gone_is_told_from_events():
         ("x" * 900, "x" * 497 + "..."),
     ],
 )
-def test_the_reason_is_found_among_last_words(message, expected):
+def test_the_reason_is_found_in_the_termination_message(message, expected):
     """The rank's line, else the launcher's, else the last."""
     assert exit_codes.reason(message) == expected
 

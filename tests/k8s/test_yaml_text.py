@@ -1,4 +1,4 @@
-"""What is written as YAML is what PyYAML and Go read, and what is read is one table."""
+"""Written YAML means the same to PyYAML and Go, and reading gives one table."""
 
 import re
 
@@ -30,20 +30,20 @@ def test_every_text_is_read_as_it_was_written():
 
 @pytest.mark.parametrize(("texts", "quote"), [(GO_WORDS, "'"), (PLAIN, "")])
 def test_a_text_that_go_reads_as_something_else_is_quoted(texts, quote):
-    """Without quotes the API server would refuse the job: a number where a text must be. There are
-    no quotes that nobody needs."""
+    """Without quotes the API server would refuse the job, with a number in place of a text. Other
+    texts have no quotes."""
     for text in texts:
         assert yaml_text.dump([{"k": text}]) == f"---\nk: {quote}{text}{quote}\n"
 
 
 def test_the_yaml_has_no_anchors():
-    """An object that is in two places is written twice: some tools read no anchors."""
+    """An object that is used twice is written twice: some tools cannot read anchors."""
     shared = {"a": 1}
     assert yaml_text.dump([{"x": shared, "y": shared}]) == "---\nx:\n  a: 1\n'y':\n  a: 1\n"
 
 
 def test_times_and_dates_are_texts():
-    """As they are to kubectl: YAML 1.1 has 12:30 as the number 750."""
+    """As in kubectl: YAML 1.1 reads 12:30 as the number 750."""
     found = yaml_text.load(
         "\na: [12:30, 2026-01-01, 0440, 0x10, 1.5, yes, null, 1e3]\n2: &x b\nc: *x"
     )
@@ -58,12 +58,12 @@ def test_times_and_dates_are_texts():
     ("text", "message"),
     [
         ("a: [", "is not YAML: line 2: did not find"),
-        ("a: 1\nb: 2\na: 3", "line 3: a stands in line 1 and again"),
+        ("a: 1\nb: 2\na: 3", "line 3: a is in line 1 and again"),
         ("- a", "has no table: it must have one"),
         ("a: 1\n---\nb: 2", "has 2 objects"),
         ("", "has 0 objects"),
         ("a: !!int x", "is not YAML: invalid literal"),
-        ("a: &x [*x]", "JSON does not know"),
+        ("a: &x [*x]", "JSON does not have"),
         ("a: !!timestamp 2026-01-01", "put dates"),
         ("a: \x00", "control characters are not allowed"),
         ("a: !!python/name:os.system", "could not determine a constructor"),
@@ -71,6 +71,6 @@ def test_times_and_dates_are_texts():
     ],
 )
 def test_a_text_that_is_no_table_is_refused(text, message):
-    """With the line, where there is one, and what is wrong there."""
+    """The message has the line, if known, and the error there."""
     with pytest.raises(ValueError, match=re.escape(message)):
         yaml_text.load(text)

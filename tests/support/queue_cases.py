@@ -81,11 +81,11 @@ QUEUE_CASES = [
     ("queued", facts(unseen="no right"), "queue team; its Workload cannot be read: no right"),
     ("held", facts(workload(active=False)), "out of the queue team (spec.active of its Workload)"),
     ("held", facts(workload(DEACTIVATED, active=False)), "; Deactivated: exceeding the maximum"),
-    ("held", facts(workload(*ADMITTED, CONFLICT)), "tries no more: conflict for annotations"),
+    ("held", facts(workload(*ADMITTED, CONFLICT)), "has given up: conflict for annotations"),
     ("not-queued", facts(), "Kueue has no Workload for it in the queue team"),
     ("not-queued", facts(made_job=queued_job(**{PRIORITY: "high"})),
      "is there a WorkloadPriorityClass high (metadata.labels[kueue.x-k8s.io/priority-class])?"),
     ("not-queued", runs(), "it runs outside of its queue team and of any quota: Kueue has no Work"),
     ("not-queued", runs(kueue=False), "of any quota: the cluster has no Kueue"),
-    ("no-kueue", facts(kueue=False), "and the cluster has no Kueue"),
+    ("no-kueue", facts(kueue=False), "but the cluster has no Kueue"),
 ]  # fmt: skip

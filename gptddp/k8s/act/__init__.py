@@ -1,1 +1,1 @@
-"""What is done to jobs on a cluster (submit, change, delete, short Jobs), for `k8s.cli`."""
+"""Acts on jobs on a cluster (submit, change, delete, short Jobs), for `k8s.cli`."""

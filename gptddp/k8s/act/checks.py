@@ -1,7 +1,7 @@
-"""What a cluster lacks for a job, each thing with its fix. Nothing is changed: reads and dry runs.
+"""Checks what a cluster lacks for a job, with fixes. Only reads and dry runs: changes nothing.
 
-Most of it the server says itself, asked as `submit` asks it. What only a controller would find out
-later is looked at here: the operator, the nodes and the queue.
+The server reports most problems itself, in the dry runs of `submit`. Problems that only a
+controller would find later are checked here: the operator, the nodes and the queue.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ _OPERATOR = "control-plane=kubeflow-training-operator"
 
 @dataclass(frozen=True)
 class Check:
-    """One line: what was looked at, how it is, and what helps; `warn` may be right as it is."""
+    """One result: the check, its status, and the fix; a `warn` may need none."""
 
     id: str
     status: str
@@ -39,9 +39,9 @@ class Check:
 
 
 def examine(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
-    """All checks, in the order in which to mend what they find, up to the server and the namespace.
+    """All checks, in the order in which to fix problems; stops without a server or a namespace.
 
-    objects: as `submit` would create them, the job last.
+    objects: the objects that `submit` would create, the job last.
     """
     for id, look in _LOOKS:
         try:
@@ -66,7 +66,7 @@ def _operator(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
     answer = cluster.ask("/apis/apps/v1/deployments", {"labelSelector": _OPERATOR})
     found = answer.get("items") or []
     if not found:
-        fix = f"is it there under another name? Else {INSTALL_OPERATOR}"
+        fix = f"is it installed under another name? Else {INSTALL_OPERATOR}"
         yield Check("operator", WARN, f"no Deployment has the operator's label {_OPERATOR}", fix)
     for it in found:
         name, namespace = it["metadata"]["name"], it["metadata"]["namespace"]
@@ -75,21 +75,21 @@ def _operator(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
             yield Check("operator", OK, f"{namespace}/{name} is ready ({image})")
         else:
             fix = f"`kubectl describe deployment {name}{cluster.flags} -n {namespace}` says why"
-            yield Check("operator", FAIL, f"{namespace}/{name} has no pod that is ready", fix)
+            yield Check("operator", FAIL, f"{namespace}/{name} has no ready pod", fix)
 
 
-# -- the job, asked as `submit` asks -------------------------------------------------------------
+# -- the job, with the dry runs of `submit` ------------------------------------------------------
 
 
 def _job(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
     submit.refuse(cluster, objects[-1])
-    yield Check("job", OK, "the server takes the job (dry run)")
+    yield Check("job", OK, "the server accepts the job (dry run)")
 
 
 def _beside(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
     for helper in objects[:-1]:
         companion.apply(cluster, helper, dry_run=True)
-    yield Check("beside", OK, "the server takes what goes with it (dry run)")
+    yield Check("beside", OK, "the server accepts the job's other objects (dry run)")
 
 
 def _pod(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
@@ -97,13 +97,13 @@ def _pod(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
     if not submit.check_pod(cluster, objects[-1], objects[:-1], said.append):
         yield Check("pod", OK, "not tried: you have no right to create pods, and need none")
     elif not said:
-        yield Check("pod", OK, "the server takes a pod of it (dry run)")
+        yield Check("pod", OK, "the server accepts a pod of the job (dry run)")
     for text in said:
         yield Check("pod", FAIL, text.removeprefix("warning: "), _CHANGE)
 
 
 def _needs(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
-    """Claims, Secrets and so on that the pods name, and policies that keep pods apart."""
+    """Check claims, Secrets etc. that the pods name, and policies that keep pods apart."""
     *helpers, job = objects
     pod_spec, count = worker_pod_spec(job), replica_count(worker_spec(job))
     policies = if_allowed(partial(cluster.find, "NetworkPolicy"), [])
@@ -115,14 +115,14 @@ def _needs(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
     for lack in found:
         yield Check("needs", FAIL if lack.fatal else WARN, lack.text, lack.fix)
     if not found:
-        yield Check("needs", OK, "the claims and all else that its pods name are there")
+        yield Check("needs", OK, "the claims and all other objects that its pods name exist")
 
 
 # -- nodes and queue -----------------------------------------------------------------------------
 
 
 def _nodes(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
-    """Is there a node whose size, labels and taints let a pod run? How full it is may change."""
+    """Do the size, labels and taints of a node let a pod run? Free room is not checked."""
     pod_spec = worker_pod_spec(objects[-1])
     nodes = cluster.ask("/api/v1/nodes").get("items") or []
     lacks = Counter(_why_not(pod_spec, node) for node in nodes)
@@ -130,13 +130,13 @@ def _nodes(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
         yield Check("nodes", OK, f"{free} of {len(nodes)} nodes can take a pod when they are empty")
         return
     lacking = ", ".join(f"{what} ({count})" for what, count in lacks.most_common(3))
-    fix = "change --cpu, --memory, --gpus, --gpu-resource, --node-selector or --toleration; right "
-    fix += "as it is where an autoscaler adds nodes"
+    fix = "change --cpu, --memory, --gpus, --gpu-resource, --node-selector or --toleration; "
+    fix += "no fix is needed if an autoscaler adds nodes"
     yield Check("nodes", FAIL, f"none of the {len(nodes)} nodes can take a pod: {lacking}", fix)
 
 
 def _why_not(pod_spec: Object, node: Object) -> str:
-    """The first thing that keeps a pod off the node; empty where it can run there."""
+    """The first reason why a pod cannot run on the node; "" if it can."""
     labels = node["metadata"].get("labels") or {}
     for key, value in (pod_spec.get("nodeSelector") or {}).items():
         if labels.get(key) != value:
@@ -161,12 +161,12 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
         toleration.get("key") in (None, "", taint["key"])
         and toleration.get("effect") in (None, "", taint["effect"])
         and (toleration.get("operator") == "Exists" or same_value)
-        and toleration.get("tolerationSeconds") is None  # else for a while only
+        and toleration.get("tolerationSeconds") is None  # else tolerates for a limited time only
     )
 
 
 def _queue(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
-    """Is the job's LocalQueue there, and does it say that it admits jobs?"""
+    """Does the job's LocalQueue exist, and is it active?"""
     queueing.check(cluster, objects[-1])
     name = queue_name(objects[-1])
     try:
@@ -185,7 +185,7 @@ def _queue(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
         active = condition(it, "Active") or {}
         if active.get("status") == "False":
             text = f"LocalQueue {name}: {active.get('reason')}: {active.get('message')}"
-            yield Check("queue", FAIL, text, "ask who administers Kueue, or use another --queue")
+            yield Check("queue", FAIL, text, "ask Kueue's administrator, or use another --queue")
         else:
             yield Check("queue", OK, f"the LocalQueue {name} admits jobs")
 
@@ -196,7 +196,7 @@ def summary(checks: Sequence[Check]) -> str:
     return f"{failed} failed, {warned} to look at" if failed or warned else "all is well"
 
 
-_ADMINS = ("operator", "nodes")  # what belongs to the cluster: few may see it
+_ADMINS = ("operator", "nodes")  # objects of the cluster, which few users may read
 _LOOKS: tuple[tuple[str, Callable[[Cluster, Sequence[Object]], Iterable[Check]]], ...] = (
     ("api", _api),
     ("operator", _operator),

@@ -1,4 +1,4 @@
-"""One object beside a job, by server-side apply: created, or made what it should be."""
+"""Creates or updates one object beside a job, by server-side apply."""
 
 from gptddp.errors import ConfigError
 from gptddp.k8s.act.failure import REFUSED
@@ -11,9 +11,9 @@ from gptddp.k8s.render import companions
 def apply(
     cluster: Cluster, wanted: Object, owner: Object | None = None, *, dry_run: bool = False
 ) -> tuple[Object | None, Object]:
-    """The companion before and after; with the job as its owner it goes with the job.
+    """Apply the companion; returns it before and after. With an owner it is deleted with the job.
 
-    Raises ConfigError for one of somebody else, which stays as it is; ClusterError.
+    Raises ConfigError, without a change, if it is not ours; ClusterError.
     """
     kind, name, meta = wanted["kind"], wanted["metadata"]["name"], wanted["metadata"]
     what, job = resource(kind, name), meta["labels"]["app.kubernetes.io/instance"]
@@ -22,15 +22,15 @@ def apply(
     try:
         live = cluster.get(kind, name)
         if live is not None and not is_ours(live, job):
-            raise ConfigError(f"the {what} exists, and not from gptddp-k8s: use another --name")
+            raise ConfigError(f"the {what} exists, not created by gptddp-k8s: use another --name")
         if live is not None and wanted.get("immutable"):
-            # It is named after what it holds, which another zlib may have packed into other bytes.
+            # Its name is the hash of its content; another zlib may compress it to other bytes.
             wanted = {**wanted, "binaryData": live.get("binaryData")}
         made = cluster.apply(wanted, dry_run=dry_run)
     except ClusterError as error:
         if error.status not in REFUSED or kind not in companions.KINDS:
             raise
-        without = f"or leave it out: --without {kind.lower()}"
+        without = f"or submit without it: --without {kind.lower()}"
         raise ClusterError(f"{error}; {without}", error.status) from None
     if "deletionTimestamp" in made["metadata"]:
         raise ClusterError(f"the {what} is being deleted: try again when it is gone")

@@ -1,4 +1,4 @@
-"""What a failed request leaves behind, as a second line of its error."""
+"""Adds to the error of a failed request, as a second line, what was done before it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,17 +7,17 @@ from gptddp.errors import GptddpError
 from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.observe.watcher import transient
 
-REFUSED = (403, 422)  # of a right, a quota or a webhook; of a policy of the cluster
-AGAIN = "the same command again goes on from there"
+REFUSED = (403, 422)  # 403: by a right, a quota or a webhook; 422: by a policy of the cluster
+AGAIN = "repeat the command to continue from there"
 
 
 @contextlib.contextmanager
 def says(
     refused: str, unknown: str = "", errors: type[GptddpError] = ClusterError
 ) -> Iterator[None]:
-    """Let an error within also say what was done and what was not.
+    """Add `refused` to an error raised inside; it says what was done and what was not.
 
-    `unknown` is said instead where the server may have done it, and only its answer is missing.
+    Adds `unknown` instead if the server may have acted, and only its answer is missing.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""What is done to a job that is on a cluster: delete, scale, suspend, resume.
+"""Changes a job on a cluster: delete, scale, suspend, resume.
 
-Each function returns what it did, in kubectl's words, and gives `say` what else there is to know.
-A job that was not made by gptddp-k8s is refused, with kubectl's command for it: whether its pods
-commit a checkpoint, and which sizes it can train at, is not known here.
+Each function returns what it did, in kubectl's words, and passes notes to `say`. A job that
+gptddp-k8s did not create is refused, with the kubectl command for it: it is not known whether its
+pods commit a checkpoint, or at which sizes it can train.
 """
 
 import json
@@ -37,8 +37,8 @@ from gptddp.k8s.render import companions
 from gptddp.k8s.render.manifest import RUNS
 
 UNREACHABLE = (
-    "the node may be down; when it is certain that it no longer runs,"
-    " `kubectl delete pod POD --force` gives the pod up"
+    "the node may be down; once you are certain that it no longer runs,"
+    " `kubectl delete pod POD --force` removes the pod"
 )
 _SHORT_JOB = "batch.kubernetes.io/job-name"  # label of the pods of `prepare` and `sample`
 _POLL_S = 1.0
@@ -56,7 +56,7 @@ def grace_s(job: Object) -> int:
 
 
 def run_location(job: Object) -> str:
-    """Where the run is: `NAME in the claim CLAIM`; empty for a job without such a volume."""
+    """The location of the run: `NAME in the claim CLAIM`; "" if the job has no such volume."""
     pod_spec = worker_pod_spec(job)
     claim = claim_at(pod_spec, RUNS)
     folder = argument(pod_spec, "--run-dir").removeprefix(f"{RUNS}/") or job["metadata"]["name"]
@@ -67,22 +67,22 @@ def check_ours(cluster: Cluster, job: Object, kubectl: str) -> None:
     name = job["metadata"]["name"]
     if not is_ours(job, name):
         raise ConfigError(
-            f"the PyTorchJob {name} was not made by gptddp-k8s; if it is yours, "
+            f"the PyTorchJob {name} was not created by gptddp-k8s; if it is yours, "
             f"`kubectl {kubectl}{cluster.kubectl}`"
         )
 
 
 # -- delete --------------------------------------------------------------------------------------
 
-_Named = tuple[str, Object]  # its kind, which an object of a list does not say
+_Named = tuple[str, Object]  # kind and object; an object in a list has no kind
 
 
 def delete(cluster: Cluster, name: str, job: Object | None, say: Say) -> Iterator[str]:
-    """Delete the job, and what is ours under its name and does not go with it; yields each.
+    """Delete the job and our objects of its name that it does not own; yields each.
 
-    The garbage collector takes what the job owns. What this user may not delete is said, and left:
-    nothing of it runs. Raises NotFoundError if there was nothing, ConfigError for a job of
-    somebody else, ClusterError. A call that was killed, or failed, is completed by the next one.
+    The garbage collector deletes the objects that the job owns. An object that this user may not
+    delete is reported and kept; none of these run. Raises NotFoundError if there was nothing,
+    ConfigError for a job that is not ours, ClusterError. The next call completes one that failed.
     """
     if job is not None:
         check_ours(cluster, job, f"delete pytorchjob {name}")
@@ -91,7 +91,7 @@ def delete(cluster: Cluster, name: str, job: Object | None, say: Say) -> Iterato
         found += [(kind, it) for kind, it in _beside(cluster, name) if not _is_owned(it)]
     gone = 0
     for at, (kind, it) in enumerate(found):
-        with says(f"not deleted, as far as is known: {names(found[at:])}; {AGAIN}"):
+        with says(f"probably not deleted: {names(found[at:])}; {AGAIN}"):
             if _delete_one(cluster, kind, it, say):
                 yield resource(kind, it["metadata"]["name"])
                 gone += 1
@@ -100,7 +100,7 @@ def delete(cluster: Cluster, name: str, job: Object | None, say: Say) -> Iterato
 
 
 def _beside(cluster: Cluster, name: str) -> Iterator[_Named]:
-    """What is ours under a job's name, as far as this user may see it."""
+    """Our objects under a job's name, as far as this user may read them."""
     for kind in (*companions.KINDS, "Secret"):
         it = if_allowed(partial(cluster.get, kind, name), None)
         if it is not None and is_ours(it, name):
@@ -110,51 +110,48 @@ def _beside(cluster: Cluster, name: str) -> Iterator[_Named]:
 
 
 def _is_owned(it: Object) -> bool:
-    """Does the garbage collector delete it, with the job or because the job is gone?"""
+    """Does the garbage collector delete it with the job?"""
     return bool(it["metadata"].get("ownerReferences"))
 
 
 def _delete_one(cluster: Cluster, kind: str, it: Object, say: Say) -> bool:
-    """Delete it; False where it has gone, or this user may not delete it and it may stay."""
+    """Delete it; False if it is gone, or if this user may not delete it and it may stay."""
     what = names([(kind, it)])
     try:
         return cluster.delete(kind, it["metadata"]["name"], it["metadata"].get("uid"))
     except ClusterError as error:
-        if error.status == 409:  # another one has its name: of a submit that was quicker
+        if error.status == 409:  # another submit has created a new one of its name
             return False
-        if error.status != 403 or kind in (JOB, "Job"):  # those run on
+        if error.status != 403 or kind in (JOB, "Job"):  # jobs would continue to run
             raise
         say(
-            f"no right to delete {what}, of which nothing runs; a new job of this name uses it"
-            f" again. `kubectl delete {what}{cluster.kubectl}` by somebody who may removes it"
+            f"no right to delete {what}: it stays, runs nothing, and a new job of this name uses it"
+            f" again; a user with the right can `kubectl delete {what}{cluster.kubectl}`"
         )
         return False
 
 
 def remains(cluster: Cluster, name: str) -> list[_Named]:
-    """Pods and services of a deleted job, and what the garbage collector is about to delete.
+    """Pods and services of a deleted job, and objects that the garbage collector will delete.
 
-    A new job of the name has to wait for them: it would lose what is collected late.
+    A new job of the name has to wait for them: a late collection would delete its objects.
     """
     job = cluster.get(JOB, name)
     if job is not None and "deletionTimestamp" not in job["metadata"]:
-        return []  # all of it belongs to a new job, which somebody has submitted meanwhile
+        return []  # all objects belong to a new job that was submitted meanwhile
     beside = list(_beside(cluster, name))
     jobs = [it["metadata"]["name"] for kind, it in beside if kind == "Job"]
     rest: list[_Named] = [
         ("Pod", pod)
         for pod in cluster.find("Pod", ours(name))
-        if pod["metadata"]["labels"].get(_SHORT_JOB) not in jobs  # one that nobody has deleted
+        if pod["metadata"]["labels"].get(_SHORT_JOB) not in jobs  # still in use
     ]
     rest += [("Service", it) for it in cluster.find("Service", f"{companions.JOB_NAME}={name}")]
     return rest + [(kind, it) for kind, it in beside if _is_owned(it)]
 
 
 def wait_gone(cluster: Cluster, name: str, say: Say, limit_s: float = math.inf) -> str:
-    """Wait until nothing remains of a deleted job, telling what still does.
-
-    Returns what was left at the limit, else an empty string.
-    """
+    """Wait until nothing of a deleted job remains; at the limit, returns the remaining names."""
     end, reported, warned = time.monotonic() + limit_s, 0, False
     while rest := remains(cluster, name):
         if time.monotonic() > end:
@@ -185,7 +182,7 @@ def names(things: Sequence[_Named], most: int = 3) -> str:
 
 
 def _overdue(it: Object) -> bool:
-    """Of a pod on a node: is its time to end, the grace period included, over by far?"""
+    """Is a pod on a node _OVERDUE_S past its end, the grace period included?"""
     due = seconds(it["metadata"].get("deletionTimestamp"))
     return bool(due and "nodeName" in it.get("spec", {}) and time.time() > due + _OVERDUE_S)
 
@@ -203,15 +200,15 @@ def scale(cluster: Cluster, name: str, replicas: int, say: Say) -> str:
     if replicas < 1:
         raise ConfigError(
             f"--replicas {replicas}: a job without pods would count as succeeded; "
-            f"`gptddp-k8s suspend {name}{at}` stops it, and `resume` lets it go on"
+            f"`gptddp-k8s suspend {name}{at}` stops it, and `resume` continues it"
         )
     if not low <= replicas <= high:
         above = replicas > high
         bound = f"above the job's maximum, {high}" if above else f"below the job's minimum, {low}"
         raise ConfigError(
-            f"--replicas {replicas} is {bound}, which its pods were started with;"
+            f"--replicas {replicas} is {bound}, set when its pods were started;"
             f" `gptddp-k8s delete {name}{at}` and submit it with --{'max' if above else 'min'} "
-            f"{replicas}: the run goes on from its newest checkpoint"
+            f"{replicas}: the run continues from its newest checkpoint"
         )
     if replicas == old:
         say(f"the job has {old} replicas already")
@@ -219,28 +216,28 @@ def scale(cluster: Cluster, name: str, replicas: int, say: Say) -> str:
     if workload and not suspended(job):
         raise ConfigError(
             f"--replicas {replicas}: Kueue stops a job whose number of pods changes, and queues it"
-            f" anew. If that is meant: `gptddp-k8s suspend {name}{at}`, and then this command"
+            f" again. If you want that: `gptddp-k8s suspend {name}{at}`, and then this command"
         )
     _patch(cluster, JOB, name, {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}})
     if workload:
         say(f"the job waits in the queue {queue_name(job)} for room for its pods")
     elif suspended(job):
-        say(f"the job is suspended: it will have them after `gptddp-k8s resume {name}{at}`")
+        say(f"the job is suspended: the change takes effect with `gptddp-k8s resume {name}{at}`")
     return f"{resource(JOB, name)} scaled: {old} -> {replicas}"
 
 
 def suspend(cluster: Cluster, name: str, say: Say) -> str:
-    """Stop a job so that `resume` lets it go on."""
+    """Stop a job so that `resume` can continue it."""
     return _set_suspend(cluster, name, True, say)
 
 
 def resume(cluster: Cluster, name: str, say: Say) -> str:
-    """Let a suspended job go on, from its newest checkpoint."""
+    """Continue a suspended job from its newest checkpoint."""
     return _set_suspend(cluster, name, False, say)
 
 
 def _set_suspend(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
-    """Of a job in a queue by its Workload: what is set on the job itself, Kueue sets back."""
+    """Suspend or resume a job; in a queue by its Workload, as Kueue reverts changes to the job."""
     verb, done = ("suspend", "suspended") if wanted else ("resume", "resumed")
     spec = {"runPolicy": {"suspend": wanted}}
     by_hand = f"patch pytorchjob {name} --type merge -p '{json.dumps({'spec': spec})}'"
@@ -255,7 +252,7 @@ def _set_suspend(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
         return f"{resource(JOB, name)} unchanged"
     if workload:
         without = (
-            f"`gptddp-k8s delete {name}{cluster.flags}` and the same submit need no such right"
+            f"`gptddp-k8s delete {name}{cluster.flags}` and the same submit do not need this right"
         )
         active = {"active": not wanted}
         _patch(cluster, "Workload", workload["metadata"]["name"], active, f"; {without}")
@@ -264,7 +261,7 @@ def _set_suspend(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
     if wanted and not suspended(job):
         say(f"its pods get SIGTERM and have {grace_s(job)} s to commit a checkpoint")
     if wanted:
-        say(f"`gptddp-k8s resume {name}{cluster.flags}` lets it go on")
+        say(f"`gptddp-k8s resume {name}{cluster.flags}` continues it")
     elif workload:
         say(waits)
     return f"{resource(JOB, name)} {done}"
@@ -272,7 +269,8 @@ def _set_suspend(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
 
 def _patch(cluster: Cluster, kind: str, name: str, spec: Object, otherwise: str = "") -> None:
     with says(
-        f"the job was not changed{otherwise}", f"whether the job was changed is not known; {AGAIN}"
+        f"the job was not changed{otherwise}",
+        f"it is not known whether the job was changed; {AGAIN}",
     ):
         cluster.patch(kind, name, {"spec": spec})
 

@@ -1,6 +1,6 @@
-"""What pods name and would wait for without a word: claims, Secrets, ConfigMaps, the account.
+"""Checks objects that pods name and would silently wait for: claims, Secrets, ConfigMaps, account.
 
-Looked at before anything is created. What this user may not see is left to the pods.
+Runs before anything is created. Objects that this user may not read are not checked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,17 +17,17 @@ _MAKE = {
     "ConfigMap": "kubectl create configmap {name} --from-literal={key}=...",
     "ServiceAccount": "kubectl create serviceaccount {name}",
 }
-_SOURCES = {  # of variables and of volumes
+_SOURCES = {  # fields of variables and of volumes -> kind of the object named there
     **dict.fromkeys(("secretKeyRef", "secretRef", "secret"), "Secret"),
     **dict.fromkeys(("configMapKeyRef", "configMapRef", "configMap"), "ConfigMap"),
 }
-# What mounts a volume read-only on its node too.
+# The fix that mounts a volume read-only on its node too.
 _READ_ONLY = {"data": "--patch with readOnly: true in the persistentVolumeClaim of the volume data"}
-_OPTIONS = ("data", "runs", "source")  # volumes that an option of this name has given its claim
+_OPTIONS = ("data", "runs", "source")  # volumes whose claim is set by the option of the same name
 
 
 class Lack(NamedTuple):
-    """What is wrong, and what helps; `fatal`: pods cannot start with it."""
+    """A problem and its fix; `fatal`: pods cannot start with it."""
 
     text: str
     fix: str
@@ -40,9 +40,9 @@ class Lack(NamedTuple):
 def check(
     cluster: Cluster, pod_spec: Object, count: int, say: Say, own: Sequence[Object] = ()
 ) -> None:
-    """Raise ConfigError for all that keeps `count` pods of this spec from starting; warn of others.
+    """Raise ConfigError for problems that keep `count` such pods from starting; warn of others.
 
-    own: what will be made for the pods.
+    own: objects that will be created for the pods.
     """
     found = [*claims(cluster, pod_spec, count), *references(cluster, pod_spec, own)]
     if fatal := [str(it) for it in found if it.fatal]:
@@ -55,15 +55,15 @@ def check(
 
 
 def claims(cluster: Cluster, pod_spec: Object, count: int) -> Iterator[Lack]:
-    """What is wrong with each claim of the pods."""
+    """The problems of the pods' claims."""
     for volume, claim in volume_claims(pod_spec):
         found = if_allowed(partial(cluster.get, "PersistentVolumeClaim", claim), {})
         option = f" (--{volume})" if volume in _OPTIONS else ""  # a volume of --patch has none
         if found is None:
             yield Lack(
                 f"there is no claim {claim}{option} in the namespace {cluster.namespace}",
-                "make one that is ReadWriteMany, or name another; `kubectl get pvc"
-                f"{cluster.kubectl}` lists those that are there",
+                "create it as ReadWriteMany, or name another; `kubectl get pvc"
+                f"{cluster.kubectl}` lists the existing claims",
             )
         elif found:
             yield from _claim(cluster, f"the claim {claim}{option}", found, pod_spec, volume, count)
@@ -76,11 +76,11 @@ def _claim(
     shared = "ReadWriteMany" in modes or (volume == "data" and "ReadOnlyMany" in modes)
     if broken := _broken(claim):
         look = f"`kubectl describe pvc {claim['metadata']['name']}{cluster.kubectl}`"
-        yield Lack(f"{what} {broken}", f"{look} says more; make it anew, or name another")
+        yield Lack(f"{what} {broken}", f"{look} says more; create it again, or name another")
     elif modes == ["ReadOnlyMany"] and _is_written(pod_spec, volume):
         yield Lack(f"{what} is ReadOnlyMany, and the pods write to it", "use ReadWriteMany", False)
     elif modes == ["ReadOnlyMany"] and volume in _READ_ONLY and not _read_only(pod_spec, volume):
-        text = f"{what} is ReadOnlyMany, and much storage mounts that only as read-only"
+        text = f"{what} is ReadOnlyMany, which many storage systems mount only as read-only"
         yield Lack(text, f"add {_READ_ONLY[volume]} if the pods wait for the volume", False)
     elif count > 1 and not shared:
         others = "other pods" if "ReadWriteOncePod" in modes else "pods on other nodes"
@@ -89,10 +89,10 @@ def _claim(
 
 
 def _broken(claim: Object) -> str:
-    """Why no pod will ever get the claim's volume; empty where one may."""
+    """Why no pod can ever get the claim's volume; "" if a pod may."""
     if (claim.get("status") or {}).get("phase") == "Lost":
         volume = claim["spec"].get("volumeName") or "that it had"
-        return f"is Lost: its volume {volume} is gone, with what was on it"
+        return f"is Lost: its volume {volume} is gone, with its data"
     return "is being deleted" if "deletionTimestamp" in claim["metadata"] else ""
 
 
@@ -111,9 +111,9 @@ def _read_only(pod_spec: Object, volume: str) -> bool:
 
 
 def references(cluster: Cluster, pod_spec: Object, own: Sequence[Object] = ()) -> list[Lack]:
-    """What is not there of all that the pods name, each once; `own`: what will be made for them.
+    """Missing objects that the pods name, each once; `own`: objects that will be created for them.
 
-    A pull secret that is not there keeps no pod waiting: the nodes may have the image.
+    A missing pull secret is not fatal: the nodes may have the image.
     """
     made = {(it["kind"], it["metadata"]["name"]) for it in own}
     found = [
@@ -123,13 +123,13 @@ def references(cluster: Cluster, pod_spec: Object, own: Sequence[Object] = ()) -
     ]
     for item in pod_spec.get("imagePullSecrets") or []:
         if lack := _reference(cluster, "Secret", str(item.get("name", "")), None):
-            fix = "the image may need it; `kubectl create secret docker-registry` makes one"
+            fix = "the image may need it; create it with `kubectl create secret docker-registry`"
             found.append(Lack(lack.text, fix, fatal=False))
     return [it for it in found if it]
 
 
 def _reference(cluster: Cluster, kind: str, name: str, key: str | None) -> Lack | None:
-    """Why pods cannot use the object; None where they can, or where it may not be seen."""
+    """Why pods cannot use the object; None if they can, or if this user may not read it."""
     found = if_allowed(lambda: cluster.get(kind, name), {})
     if found is None:
         command = _MAKE[kind].format(name=name, key=key or "KEY")
@@ -144,7 +144,7 @@ def _reference(cluster: Cluster, kind: str, name: str, key: str | None) -> Lack 
 
 
 def _named(pod_spec: Object) -> Iterator[tuple[str, str, str | None]]:
-    """(kind, name, key) of what the pods cannot do without."""
+    """(kind, name, key) of the objects that the pods require."""
     if account := pod_spec.get("serviceAccountName"):
         yield "ServiceAccount", account, None
     places: list[Object] = []

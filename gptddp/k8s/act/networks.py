@@ -1,7 +1,7 @@
 """Do the NetworkPolicies of a namespace let the pods of a job reach each other?
 
-Policies add up: a pod that one of them selects may do what any of them allows, and nothing else.
-What cannot be judged here (expressions, namespaces, addresses) is taken to allow it.
+Policies add up: a selected pod may do what any of its policies allows, and nothing else. Parts that
+are not evaluated here (expressions, namespaces, addresses) count as allowing it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,9 +14,9 @@ _RULES = {"Egress": ("egress", "to"), "Ingress": ("ingress", "from")}  # fields 
 
 
 def closed(job: Object, helpers: Iterable[Object], live: Iterable[Object]) -> Lack | None:
-    """What keeps the pods of a job from each other: they would wait for their peers in silence.
+    """The policy that keeps the pods of a job apart: they would silently wait for their peers.
 
-    helpers: what goes with the job; live: the policies of its namespace.
+    helpers: the job's companions; live: the policies of its namespace.
     """
     name, role = job["metadata"]["name"], worker_spec(job)
     if replica_count(role) == 1:
@@ -40,7 +40,7 @@ def closed(job: Object, helpers: Iterable[Object], live: Iterable[Object]) -> La
 
 
 def _directions(spec: Object) -> list[str]:
-    """What a policy governs; by default what comes in, and what goes out if it says so."""
+    """The directions of a policy; default: Ingress, and Egress if it has egress rules."""
     default = ["Ingress", *(["Egress"] if spec.get("egress") else [])]
     return list(spec.get("policyTypes") or default)
 
@@ -53,7 +53,7 @@ def _selects(selector: Object | None, labels: Mapping[str, str]) -> bool:
 
 
 def _lets_peers(rule: Object, peers: str, labels: Mapping[str, str]) -> bool:
-    """May pods with these labels talk on any port? gloo and NCCL take free ones."""
+    """May pods with these labels talk on any port? gloo and NCCL use any free port."""
     named = rule.get(peers) or []
     return not rule.get("ports") and (not named or any(_is_peer(peer, labels) for peer in named))
 
@@ -62,4 +62,4 @@ def _is_peer(peer: Object, labels: Mapping[str, str]) -> bool:
     selector = peer.get("podSelector") or {}
     if peer.get("namespaceSelector") or selector.get("matchExpressions"):
         return True
-    return _selects(selector, labels)  # of an address too, which has no selector
+    return _selects(selector, labels)  # an address has no selector: True

@@ -1,4 +1,4 @@
-"""Own code of a job on a cluster: which files differ from the code that runs."""
+"""A job's own code on a cluster: which files differ from the running code."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,15 @@ from gptddp.k8s.render.difference import NONE, Difference
 from gptddp.launch import bundle
 
 _OF_CODE = ("args[--code]", ".volumes[code].", ".volumeMounts[code].")
-_DIGITS = 12  # of a hash that is shown
+_DIGITS = 12  # shown of a hash
 
 
 def differences(
     cluster: Cluster, live: Object, objects: Sequence[Object], found: Sequence[Difference]
 ) -> list[Difference]:
-    """What differs between two jobs (`found`), with the files in the place of the code's hash.
+    """The differences `found` between two jobs, with the differing files after the code's hash.
 
-    `objects`: those of the job that is wanted, which is the last.
+    `objects`: the objects of the wanted job, the job last.
     """
     rest = [it for it in found if not any(part in it.path for part in _OF_CODE)]
     if not any(_OF_CODE[0] in it.path for it in found):
@@ -29,14 +29,14 @@ def differences(
 
 
 def _files(cluster: Cluster, live: Object, objects: Sequence[Object]) -> list[Difference]:
-    """Each file that differs; nothing where the code of the job that exists cannot be seen."""
+    """Each file that differs; empty if the code of the existing job cannot be read."""
     wanted = [it for it in objects if it["kind"] == "ConfigMap"]
     there = code_volume.config_maps_of(live)
     if not there or not wanted:
         return []
     try:
         old = code_volume.files_in([cluster.get("ConfigMap", name) or {} for name in there])
-    except (ClusterError, ValueError):  # the files are only a help
+    except (ClusterError, ValueError):  # the list of files is optional
         return []
     new = code_volume.files_in(wanted)
     return [

@@ -1,7 +1,7 @@
-"""A job in a queue of Kueue: what must be there before it is created, and its Workload.
+"""A job in a queue of Kueue: checks before it is created, and its Workload.
 
-Kueue owns the suspension of such a job: what somebody else sets, it sets back. Whether it may run
-at all is `spec.active` of its Workload.
+Kueue owns the suspension of such a job, and reverts changes by others. `spec.active` of its
+Workload decides whether it may run.
 """
 
 from functools import partial
@@ -16,9 +16,9 @@ _NAMED = (("LocalQueue", QUEUE, "--queue"), ("WorkloadPriorityClass", PRIORITY, 
 
 
 def check(cluster: Cluster, job: Object) -> None:
-    """Raise ConfigError for a queue or a priority that is not there: the job would wait for ever.
+    """Raise ConfigError for a missing queue or priority: the job would wait for ever.
 
-    What this user may not see is left to Kueue, as all else that its Workload says itself.
+    Objects that this user may not read are not checked; the Workload reports other problems.
     """
     for kind, label, flag in _NAMED:
         if not (name := (job["metadata"].get("labels") or {}).get(label)):
@@ -26,7 +26,7 @@ def check(cluster: Cluster, job: Object) -> None:
         try:
             missing = if_allowed(partial(cluster.get, kind, name), {}) is None
         except ClusterError as error:
-            if error.status != 404:  # of the kind itself
+            if error.status != 404:  # 404: the kind does not exist
                 raise
             raise ConfigError(
                 f"{flag} {name}: {NO_KUEUE}: leave it out, or use another --context"
@@ -34,15 +34,15 @@ def check(cluster: Cluster, job: Object) -> None:
         if missing:
             near = cluster.near(kind, name)
             there = (
-                f"there are {', '.join(near)}" if near else "an administrator of Kueue makes one"
+                f"there are {', '.join(near)}" if near else "an administrator of Kueue creates it"
             )
             raise ConfigError(f"{flag} {name}: there is no {kind} of this name here; {there}")
 
 
 def workload(cluster: Cluster, job: Object) -> Object | None:
-    """The Workload by which Kueue decides whether a job of a queue runs; None where there is none.
+    """The Workload by which Kueue decides whether a job of a queue runs; None if there is none.
 
-    Raises ClusterError where that may not be seen.
+    Raises ClusterError without the right to read it.
     """
     try:
         return workload_of(cluster, job) if queue_name(job) else None

@@ -1,7 +1,7 @@
-"""The Secret with the key of a job's rendezvous: made before the job, kept, and owned by it.
+"""The Secret with the key of a job's rendezvous: created before the job, and owned by it.
 
-One that the user has made is used as it is, and stays the user's. A job that exists gets no new
-key: the next of its pods to start could not join the others.
+A Secret created by the user is used unchanged, and not owned. An existing job gets no new key: its
+next pod to start could not join the others.
 """
 
 import base64
@@ -19,55 +19,55 @@ from gptddp.launch.pod_facts import LEAST_KEY
 
 
 def check(cluster: Cluster, job: Object) -> bool:
-    """Raise ConfigError for a Secret that pods could not use. True where there is none yet."""
+    """Raise ConfigError for a Secret that pods cannot use. True if there is none yet."""
     name = job["metadata"]["name"]
     live = if_allowed(lambda: cluster.get("Secret", name), {})
     if live and (wrong := _what_is_wrong(live)):
         fix = (
-            f"`kubectl delete secret {name}{cluster.kubectl}`, and submit makes another"
+            f"`kubectl delete secret {name}{cluster.kubectl}`, and submit creates another"
             if is_ours(live, name)
             else f"write a key of {LEAST_KEY} characters or more into it, as `openssl rand -hex 32`"
-            " makes it, or use another --name"
+            " prints it, or use another --name"
         )
         raise ConfigError(f"the Secret {name} {wrong}: {fix}")
     return live is None
 
 
 def make(cluster: Cluster, job: Object) -> None:
-    """See to it that there is a key before the job is, where this user may: `own` tells of it."""
+    """Create the key if there is none and this user may; `own` warns if the user may not."""
     try:
         if cluster.get("Secret", job["metadata"]["name"]) is None:
             key = {"stringData": {SECRET_FIELD: secrets.token_hex()}}
             cluster.create({**secret(job), **key})
     except ClusterError as error:
-        if error.status not in (*REFUSED, 409):  # 409: made by another submit, a moment ago
+        if error.status not in (*REFUSED, 409):  # 409: another submit has just created it
             raise
 
 
 def own(cluster: Cluster, job: Object, say: Say) -> None:
-    """Make the job that exists the owner of its Secret, or say why its pods may have no key."""
+    """Make the job the owner of its Secret, or say why its pods may have no key."""
     name, owners = job["metadata"]["name"], [companion.reference(job)]
     try:
         live = cluster.get("Secret", name)
-        wrong = "is not there" if live is None else _what_is_wrong(live)
+        wrong = "does not exist" if live is None else _what_is_wrong(live)
         mine = live is not None and is_ours(live, name)
         if mine and live and live["metadata"].get("ownerReferences") != owners:
             cluster.patch("Secret", name, {"metadata": {"ownerReferences": owners}})
     except ClusterError as error:
         if error.status not in REFUSED:
             raise
-        wrong = f"cannot be seen, or be made to go with the job: {error}"
+        wrong = f"cannot be read, or cannot get the job as its owner: {error}"
     if wrong:
         command = key_command(name, cluster.kubectl)
         say(
-            f"warning: the Secret {name} with the key of the pods' rendezvous {wrong}. They use it"
-            " if it is there, and run without a key otherwise. Delete the job and submit it again "
-            f"for another key; who may not make Secrets has somebody run `{command}` in between"
+            f"warning: the Secret {name} with the key of the pods' rendezvous {wrong}. The pods use"
+            " it if it exists, and run without a key otherwise. For another key, delete the job and"
+            f" submit it again; without the right to create Secrets, ask for `{command}` in between"
         )
 
 
 def _what_is_wrong(live: Object) -> str:
-    """Why the pods could not use the key of this Secret; empty where they can."""
+    """Why the pods cannot use the key of this Secret; "" if they can."""
     data = live.get("data") or {}
     if SECRET_FIELD not in data:
         return f"has no field {SECRET_FIELD}"

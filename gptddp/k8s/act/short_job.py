@@ -1,4 +1,4 @@
-"""Short batch Jobs on a cluster, of `prepare` and `sample`: created, watched to their end."""
+"""Creates the short batch Jobs of `prepare` and `sample`, and watches them to their end."""
 
 import time
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from gptddp.k8s.render.manifest import SPEC_HASH
 
 RUNNING, COMPLETE, FAILED = "Running", "Complete", "Failed"
 _POLL_S = 1.0
-_QUIET_S = 60.0  # a log without a line for so long is asked for again: the connection may be dead
+_QUIET_S = 60.0  # a connection without a log line for this time may be dead: reconnect
 _NO_IMAGE = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 Write = Callable[[str], None]
 
 
 def state(job: Object) -> str:
-    """`Running` until it is `Complete` or `Failed`."""
+    """`Complete`, `Failed`, or until then `Running`."""
     return next((kind for kind in (COMPLETE, FAILED) if holds(job, kind)), RUNNING)
 
 
@@ -30,13 +30,13 @@ def state(job: Object) -> str:
 
 
 def submit(cluster: Cluster, job: Object, say: Say) -> bool:
-    """Create the Job, unless the same one runs or is done; did this call create it?
+    """Create the Job unless the same one runs or is done. Returns whether this call created it.
 
-    Another one that has ended is deleted first. Raises ConfigError for what its pod needs and is
-    not there, and while another of its name runs; ClusterError.
+    Deletes another Job of its name that has ended. Raises ConfigError if its pod needs a missing
+    object, or while another Job of its name runs; ClusterError.
     """
     with says(
-        "no new Job was created", unknown=f"whether a new Job was created is not known; {AGAIN}"
+        "no new Job was created", unknown=f"it is not known whether a new Job was created; {AGAIN}"
     ):
         needs.check(cluster, job["spec"]["template"]["spec"], 1, say)
         if not _make_room(cluster, job, say):
@@ -47,13 +47,13 @@ def submit(cluster: Cluster, job: Object, say: Say) -> bool:
 
 
 def _make_room(cluster: Cluster, job: Object, say: Say) -> bool:
-    """Delete another Job of the name that has ended; False if the same one runs or is done."""
+    """Delete a Job of the name that has ended; False if the same Job runs or is done."""
     name = job["metadata"]["name"]
     live = cluster.get("Job", name)
     if live is None or "deletionTimestamp" in live["metadata"]:
         return True
     if not is_ours(live, name):
-        raise ConfigError(f"a Job {name} exists, and not from gptddp-k8s: use another --name")
+        raise ConfigError(f"the Job {name} exists, not created by gptddp-k8s: use another --name")
     now, hashes = state(live), [it["metadata"].get("annotations", {}) for it in (live, job)]
     if now != FAILED and hashes[0].get(SPEC_HASH) == hashes[1][SPEC_HASH]:
         return False
@@ -84,26 +84,26 @@ def _wait_gone(cluster: Cluster, name: str, limit_s: float = 60.0) -> None:
 def sample(
     cluster: Cluster, name: str, job: Object, say: Say, write: Write, timeout_s: float
 ) -> None:
-    """Create the Job, write its text, and delete it, whatever happens.
+    """Create the Job, write its text, and delete it in any case.
 
-    Raises JobFailed with the program's last words, TimedOut, ConfigError for a missing claim.
+    Raises JobFailed with the program's last message, TimedOut, ConfigError for a missing claim.
     """
     needs.check(cluster, job["spec"]["template"]["spec"], 1, say)
     created = cluster.create(job)["metadata"]["name"]
     try:
         ended = watch(cluster, created, say, write=write, timeout_s=timeout_s)
         if ended == FAILED:
-            fix = f"`gptddp-k8s status {name}{cluster.flags}` shows how far the job is"
+            fix = f"`gptddp-k8s status {name}{cluster.flags}` shows the job's progress"
             if cluster.get(JOB, name) is None:
-                fix = f"{cluster.not_found(name)}; --runs names the run of a job that is gone"
+                fix = f"{cluster.not_found(name)}; --runs names the run of a deleted job"
             raise JobFailed(f"{reason(cluster, created)}; {fix}")
         say(last_words(cluster, created))  # the step and the seed
     finally:
         try:
             cluster.delete("Job", created)
-        except ClusterError as error:  # neither the text nor why there is none must be lost
+        except ClusterError as error:  # keep the text, or the error that explains its absence
             command = f"kubectl delete job {created}{cluster.kubectl}"
-            say(f"warning: the Job {created} is left, and `{command}` removes it: {error}")
+            say(f"warning: the Job {created} remains, and `{command}` deletes it: {error}")
 
 
 # -- to their end --------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def watch(
     write: Write | None = None,
     timeout_s: float | None = None,
 ) -> str:
-    """Wait until a Job has ended, saying why it does not start; `write` gets its pods' lines.
+    """Wait until a Job ends, reporting why it does not start; `write` gets its pods' lines.
 
     Raises TimedOut, and JobFailed for a Job that was deleted or whose image is missing.
     """
@@ -141,7 +141,7 @@ def watch(
             say(f"{name}: {cause}")
             said = cause
         if end is not None and time.monotonic() > end:
-            why = said.rpartition("; see `")[0] or said or "it runs"  # a sample's pod goes now
+            why = said.rpartition("; see `")[0] or said or "it runs"  # `see` names a deleted pod
             raise TimedOut(f"the Job {name} is not done after {timeout_s:g} s: {why}")
         time.sleep(_POLL_S)
 
@@ -154,7 +154,7 @@ class _NewestPodLog:
         self._written: dict[str, int] = {}  # pod's name: lines
 
     def read(self, found: list[Object], end: float | None) -> bool:
-        """Follow the newest pod's log to its end, or until `end`; is there nothing left to read?"""
+        """Follow the newest pod's log to its end, or until `end`; True if all of it was read."""
         if self._write is None or not found or found[-1]["status"].get("phase") == "Pending":
             return True
         name = found[-1]["metadata"]["name"]
@@ -167,7 +167,7 @@ class _NewestPodLog:
                     self._write(line.partition(" ")[2])
                 if end is not None and time.monotonic() > end:
                     break
-        except ClusterError as error:  # broken off, or silent: the next call skips what was written
+        except ClusterError as error:  # cut off or silent: the next call skips written lines
             if not transient(error) and error.status not in (400, 404):
                 raise
             return not transient(error)
@@ -175,11 +175,11 @@ class _NewestPodLog:
 
 
 def _why_not(cluster: Cluster, job: Object, newest: list[Object]) -> str:
-    """Why the Job has no pod that runs, as `status` says it; raises JobFailed without an image."""
+    """Why the Job has no running pod, as `status` says it; raises JobFailed without an image."""
     if newest and newest[0]["status"].get("phase") != "Pending":
         return ""
     known = facts.of_short_job(cluster, job, newest)
-    if not newest:  # a refusal by quota, Pod Security and the like is in an event only
+    if not newest:  # a refusal by quota, Pod Security etc. is reported only in an event
         warnings = [event for event in known.about(job) if event.get("type") == "Warning"]
         return str(max(warnings, key=event_time, default={}).get("message", ""))
     cause = next(pod_causes.pods(known), None)
@@ -192,12 +192,12 @@ def _why_not(cluster: Cluster, job: Object, newest: list[Object]) -> str:
 
 
 def last_words(cluster: Cluster, name: str) -> str:
-    """The status message that the newest ended pod of a Job has left."""
+    """The termination message of the newest ended pod of a Job."""
     return str(_end(cluster, name).get("message") or "").strip().removeprefix("Error: ")
 
 
 def reason(cluster: Cluster, name: str) -> str:
-    """Why a Job failed: what its program said last, how it ended, or the Job's condition."""
+    """Why a Job failed: its program's last message, how it ended, or the Job's condition."""
     if words := last_words(cluster, name):
         return words
     if ended := _end(cluster, name):
@@ -209,7 +209,7 @@ def reason(cluster: Cluster, name: str) -> str:
 
 
 def _end(cluster: Cluster, name: str) -> Object:
-    """How the container of the newest ended pod of a Job ended; {} where none has."""
+    """How the container of the newest ended pod of a Job ended; {} if no pod has ended."""
     for pod in reversed(pods(cluster, name)):
         for status in container_statuses(pod):
             if ended := (status.get("state") or {}).get("terminated"):

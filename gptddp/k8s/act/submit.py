@@ -1,9 +1,9 @@
-"""Creates a job on a cluster: killed at any point, the same call completes what it began.
+"""Creates a job on a cluster. If the call is killed at any point, the same call completes it.
 
-1. what keeps the job or its pods from running, asked of the server (dry runs of all objects and of
-   a pod) and looked at in the namespace
-2. the companions, and a Secret with a new key
-3. the job, and its uid as the owner of the companions and the Secret
+1. check what would keep the job or its pods from running: dry runs of all objects and of a pod, and
+   reads in the namespace
+2. create the companions, and a Secret with a new key
+3. create the job, and make it the owner of the companions and the Secret
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from gptddp.k8s.observe.watcher import Say
 from gptddp.k8s.render.difference import NONE, Difference, compare, scales_to
 from gptddp.k8s.render.manifest import SPEC_HASH
 
-_DELETED_S = 30.0  # beyond the grace period, for what is left of a deleted job of the same name
+_DELETED_S = 30.0  # beyond the grace period, for the remains of a deleted job of the same name
 _MOST_LINES = 12  # in a message
 _FIXED = {flag(name) for name, field in FIELDS.items() if field.metadata["fate"] == FIXED}
 
@@ -43,8 +43,8 @@ def submit(
 ) -> tuple[Object, bool]:
     """The job of these objects as it is on the cluster, and whether this call created it.
 
-    line: the command, kept with the job; replace: one that has ended makes room. Raises ConfigError
-    for another job of this name and for missing claims, ClusterError.
+    line: the command, stored with the job; replace: replace a job that has ended. Raises
+    ConfigError for another job of this name and for missing claims, ClusterError.
     """
     *helpers, job = objects
     name = job["metadata"]["name"]
@@ -58,7 +58,7 @@ def submit(
         with contextlib.suppress(NotFoundError):  # another submit has replaced it
             for _ in lifecycle.delete(cluster, name, live, say):
                 pass
-        with says(f"the old job was deleted, and the new one is not created; {AGAIN}"):
+        with says(f"the old job was deleted, and the new job was not created; {AGAIN}"):
             live = _settled(cluster, job, say)
     created = False
     if live is None:
@@ -66,7 +66,7 @@ def submit(
     check_same(cluster, live, objects)
     if not lifecycle.finished(live):
         now = "was created" if created else "exists"
-        with says(f"the job {now}; not all that is beside it goes with it; {AGAIN}"):
+        with says(f"the job {now}; it does not own all its other objects yet; {AGAIN}"):
             for helper in helpers:
                 companion.apply(cluster, helper, live)
             rendezvous_key.own(cluster, live, say)
@@ -74,47 +74,47 @@ def submit(
 
 
 def _settled(cluster: Cluster, job: Object, say: Say) -> Object | None:
-    """The job that exists, if any, once a deletion of it has ended."""
+    """The existing job, if any, after waiting for the end of its deletion."""
     name, limit_s = job["metadata"]["name"], lifecycle.grace_s(job) + _DELETED_S
     end = time.monotonic() + limit_s
     while (live := cluster.get(JOB, name)) and "deletionTimestamp" in live["metadata"]:
         if time.monotonic() > end:
-            held = ", ".join(live["metadata"].get("finalizers") or ["nothing that it says"])
+            held = ", ".join(live["metadata"].get("finalizers") or ["an unknown reason"])
             raise ClusterError(f"the job {name} is still being deleted; it waits for {held}")
         time.sleep(1)
     if live is None and (leftover := lifecycle.wait_gone(cluster, name, say, limit_s)):
         raise ClusterError(
-            f"{leftover} of a deleted job {name} would be in the way: {lifecycle.UNREACHABLE}"
+            f"{leftover} of a deleted job {name} would conflict: {lifecycle.UNREACHABLE}"
         )
     return live
 
 
 def _create(cluster: Cluster, objects: Sequence[Object], line: str) -> tuple[Object, bool]:
-    """The job, after what is beside it, and whether it is this call that has created it."""
+    """Create the companions, then the job; returns it, and whether this call created it."""
     *helpers, job = objects
     meta = job["metadata"]
-    undo = f"`gptddp-k8s delete {meta['name']}{cluster.flags}` removes what is there"
-    beside = f"the job was not created, only things beside it; {AGAIN}, and {undo}"
+    undo = f"`gptddp-k8s delete {meta['name']}{cluster.flags}` removes what exists"
+    beside = f"the job was not created, only objects beside it; {AGAIN}, or {undo}"
     with says(beside, errors=GptddpError):
         for helper in helpers:
             companion.apply(cluster, helper)
         rendezvous_key.make(cluster, job)
     notes = {**meta["annotations"], SUBMIT_LINE: line}
-    with says(beside, f"whether the job was created is not known; {AGAIN}, and {undo}"):
+    with says(beside, f"it is not known whether the job was created; {AGAIN}, or {undo}"):
         try:
             return cluster.create({**job, "metadata": {**meta, "annotations": notes}}), True
         except ClusterError as error:
             live = cluster.get(JOB, meta["name"]) if error.status == 409 else None
             if live is None:
                 raise
-            return live, False  # by another submit, a moment ago
+            return live, False  # another submit has just created it
 
 
 # -- before anything is created ------------------------------------------------------------------
 
 
 class Change(NamedTuple):
-    """What a submit would do to an object: create it, or make these fields what they should be."""
+    """The effect of a submit on an object: it is created, or these fields change."""
 
     kind: str
     name: str
@@ -125,9 +125,9 @@ class Change(NamedTuple):
 def review(
     cluster: Cluster, objects: Sequence[Object], live: Object | None, say: Say
 ) -> list[Change]:
-    """What these objects would change on the cluster, where `live` is the job; nothing is changed.
+    """The changes that these objects would make on the cluster, by dry runs; `live`: the job there.
 
-    For a job that would be created, all that keeps it or its pods from running is looked for.
+    For a job that would be created, checks everything that would keep it or its pods from running.
     Raises ConfigError, ClusterError.
     """
     *helpers, job = objects
@@ -148,7 +148,7 @@ def review(
 
 
 def check_needs(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> None:
-    """What the pods name and would wait for without a word; raises ConfigError."""
+    """Check the objects that the pods name and would silently wait for; raises ConfigError."""
     count = replica_count(worker_spec(job))
     needs.check(cluster, worker_pod_spec(job), count, say, own=helpers)
     policies = if_allowed(lambda: cluster.find("NetworkPolicy"), [])
@@ -157,10 +157,10 @@ def check_needs(cluster: Cluster, job: Object, helpers: Sequence[Object], say: S
 
 
 def refuse(cluster: Cluster, job: Object) -> None:
-    """Let the server and its webhooks look at the job. Raises ClusterError in their words.
+    """Let the server and its webhooks check the job. Raises ClusterError in their words.
 
-    ConfigError for a job of a queue that Kueue does not hold: its integration of PyTorchJobs is
-    not among those that Kueue comes configured with.
+    Raises ConfigError for a job of a queue if Kueue does not suspend it: Kueue's default
+    configuration does not include PyTorchJobs.
     """
     answer = None
     try:
@@ -168,29 +168,29 @@ def refuse(cluster: Cluster, job: Object) -> None:
     except ClusterError as error:
         if error.status == 404 and "namespaces" in str(error):
             command = f"kubectl create namespace {cluster.namespace}{cluster.kubectl}"
-            make = f"`{command}` makes it, -n names another"
+            make = f"`{command}` creates it, -n names another"
             raise ClusterError(f"there is no namespace {cluster.namespace}; {make}", 404) from None
-        if error.status != 409:  # it exists: all else was looked at before that
+        if error.status != 409:  # 409: it exists; the server checks this last
             raise
     if answer and queue_name(job) and not suspended(answer):
         raise ConfigError(
             f"--queue {queue_name(job)}: Kueue does not hold PyTorchJobs here: the job would start"
-            " at once, outside of the queue; its administrator can add kubeflow.org/pytorchjob to"
-            " integrations.frameworks of its configuration, or leave out --queue"
+            " at once, outside of the queue; leave out --queue, or have an administrator add"
+            " kubeflow.org/pytorchjob to integrations.frameworks of Kueue's configuration"
         )
 
 
 def check_pod(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> bool:
-    """Let the server look at a pod of the job, which it judges only when the pod is made.
+    """Let the server check a pod of the job by a dry run; it does not check pods with the job.
 
-    A quota or a policy that refuses it now may change: a warning. False without the right to make
-    pods: the operator, which has it, finds out. Raises ClusterError for a pod that no cluster of
-    this version can have.
+    Warns of a quota or a policy that refuses it, as these may change. False without the right to
+    create pods, which only the operator needs. Raises ClusterError for a pod that is invalid in
+    this version of Kubernetes.
     """
     template = worker_spec(job)["template"]
     spec = {**template["spec"], "restartPolicy": "Never"}
     if any(it["kind"] == "ServiceAccount" for it in helpers):
-        spec.pop("serviceAccountName", None)  # it is not there yet
+        spec.pop("serviceAccountName", None)  # it does not exist yet
     meta = {**template["metadata"], "name": f"{job['metadata']['name']}-worker-0"}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
     try:
@@ -209,27 +209,27 @@ def check_pod(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say
 
 
 def differences(cluster: Cluster, live: Object, objects: Sequence[Object]) -> list[Difference]:
-    """What of a live job is not as in the last of these objects.
+    """The differences between a live job and the last of these objects.
 
-    Of a job with the same options, what others have added is none: Kueue sets fields of its pods.
+    For a job with the same options, fields that others have added do not count: Kueue adds some.
     """
     found = own_code.differences(cluster, live, objects, compare(live, objects[-1]))
     return [it for it in found if it.new != NONE] if is_same(live, objects[-1]) else found
 
 
 def is_same(live: Object, job: Object) -> bool:
-    """Was it submitted with the same options? Raises ConfigError for a job of somebody else."""
+    """Was it submitted with the same options? Raises ConfigError for a job that is not ours."""
     name = job["metadata"]["name"]
     hashes = [it["metadata"].get("annotations", {}).get(SPEC_HASH) for it in (live, job)]
     if not is_ours(live, name) or hashes[0] is None:
         raise ConfigError(
-            f"a PyTorchJob {name} exists, and not from gptddp-k8s: use another --name"
+            f"the PyTorchJob {name} exists, not created by gptddp-k8s: use another --name"
         )
     return bool(hashes[0] == hashes[1])
 
 
 def check_same(cluster: Cluster, live: Object, objects: Sequence[Object]) -> None:
-    """Refuse to take another job for this one, the last of the objects."""
+    """Raise ConfigError if the live job is not the last of these objects."""
     if is_same(live, objects[-1]):
         return
     found = differences(cluster, live, objects)
@@ -237,21 +237,21 @@ def check_same(cluster: Cluster, live: Object, objects: Sequence[Object]) -> Non
 
 
 def lines(found: Sequence[Difference]) -> list[str]:
-    """The first of the fields that differ, a line each."""
+    """The first fields that differ, one line each."""
     more = [f"  ... and {len(found) - _MOST_LINES} more"] if len(found) > _MOST_LINES else []
     return [*(f"  {it}" for it in found[:_MOST_LINES]), *more]
 
 
 def another(cluster: Cluster, live: Object, found: Sequence[Difference]) -> str:
-    """That a job of the name exists with another spec, and what to do."""
+    """The message that a job of the name exists with another spec, and the ways out."""
     name, at, state = live["metadata"]["name"], cluster.flags, why.state(live)
     given = [it.path.rpartition(".args[")[2].rstrip("]") for it in found if it.new != NONE]
     fixed = [f"another {it}" for it in given if it in _FIXED]
-    refuses = f", which refuses {' and '.join(fixed)} than it was begun with" if fixed else ""
+    refuses = f", which refuses {' and '.join(fixed)} than it was started with" if fixed else ""
     same = "a job of the same name continues its run"
     ways = [
         f"`gptddp-k8s delete {name}{at}` makes room, and {same}{refuses}",
-        "another --name begins a new run",
+        "another --name starts a new run",
     ]
     if state in why.FINAL:
         ways[0] = f"the same command with --replace deletes it, and continues its run{refuses}"

@@ -1,1 +1,1 @@
-"""The commands of `gptddp-k8s`, a module a group of them, which only the program imports."""
+"""Commands of `gptddp-k8s`, one module per group; only the program imports them."""

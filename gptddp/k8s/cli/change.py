@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 @click.option("--no-wait", is_flag=True, help="do not wait until its pods have ended")
 @job_options
 def delete(cluster: Any, name: str, no_wait: bool) -> None:
-    """Delete a job with its pods and all that was created beside it.
+    """Delete a job, its pods and the objects created with it.
 
-    Its pods commit a checkpoint before they end, and the run directory stays on its volume: the
-    same job submitted again goes on from there. Exit code 102: there is no such job.
+    Its pods commit a checkpoint before they end. The run directory stays on its volume: submit the
+    same job again to continue the run. Exit code 102: there is no such job.
 
     \b
     gptddp-k8s delete demo
@@ -39,20 +39,20 @@ def delete(cluster: Any, name: str, no_wait: bool) -> None:
     for line in lifecycle.delete(cluster, name, job, note):
         click.echo('{} "{}" deleted'.format(*line.split("/")))
     if not no_wait:
-        with says("it is deleted; whether its pods have ended is not known"):
+        with says("the job is deleted; it is not known whether its pods have ended"):
             lifecycle.wait_gone(cluster, name, note)
     if job and (location := lifecycle.run_location(job)):
-        note(f"its run directory stays: {location}; the same job submitted again goes on from it")
+        note(f"its run directory stays: {location}; submit the same job again to continue the run")
 
 
 @click.command()
 @name_argument
-@click.option("--replicas", type=int, required=True, help="pods to have, from --min to --max")
+@click.option("--replicas", type=int, required=True, help="number of pods, from --min to --max")
 @cluster_options
 def scale(cluster: "Cluster", name: str, replicas: int) -> None:
     """Change the number of pods of a job while it trains.
 
-    The step in flight is finished first, and the rows of every step stay the same.
+    The step in flight finishes first. Every step keeps the same rows of data.
 
     \b
     gptddp-k8s scale demo --replicas 2
@@ -66,7 +66,7 @@ def scale(cluster: "Cluster", name: str, replicas: int) -> None:
 @name_argument
 @job_options
 def suspend(cluster: Any, name: str) -> None:
-    """Stop a job's pods, which commit a checkpoint, and keep the job.
+    """Stop a job's pods after they commit a checkpoint, and keep the job.
 
     \b
     gptddp-k8s suspend demo
@@ -84,7 +84,7 @@ def suspend(cluster: Any, name: str) -> None:
 @name_argument
 @cluster_options
 def resume(cluster: "Cluster", name: str) -> None:
-    """Let a suspended job go on from its newest checkpoint.
+    """Continue a suspended job from its newest checkpoint.
 
     \b
     gptddp-k8s resume demo

@@ -1,4 +1,4 @@
-"""What all commands of `gptddp-k8s` have in common: errors as messages, notes on stderr."""
+"""Shared by all commands of `gptddp-k8s`: errors as messages, notes on stderr."""
 
 import contextlib
 import errno
@@ -16,13 +16,13 @@ from gptddp.flags import Groups, in_groups
 from gptddp.k8s.exit_codes import BROKEN_PIPE, INTERRUPTED
 from gptddp.k8s.render import pod
 
-TYPED = "gptddp.typed"  # in the meta of a Command's context: the words after its name
+TYPED = "gptddp.typed"  # key in the context's meta: the words typed after the command's name
 
 
 class Command(click.Command):
-    """A command whose argument is what stands after `--`: the options of another program.
+    """A command whose arguments after `--` are the options of another program.
 
-    of: what that is; takes: the names of its options; main: the options of the help, by groups.
+    owner: that program; takes: the names of its options; main: options of `--help`, by groups.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Command(click.Command):
         return ["-h", "--help", "--help-all"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The main options by their groups; all of them for `--help-all`."""
+        """Write the main options by groups; with `--help-all`, all options."""
         everything = "--help-all" in ctx.meta.get(TYPED, ())
         options = {max(it.opts, key=len): it for it in self.get_params(ctx) if it.opts[0][0] == "-"}
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -46,7 +46,7 @@ class Command(click.Command):
             with formatter.section(title):
                 formatter.write_dl(records)
         formatter.write_paragraph()
-        formatter.write_text(f"After -- stand the options of {self._owner}.")
+        formatter.write_text(f"Options of {self._owner} follow after --.")
         formatter.write_text(f"`{ctx.command_path} --help-all` shows all options.")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -69,7 +69,7 @@ class Command(click.Command):
 
 
 class Group(Summaries):
-    """Turns our errors into a message on stderr and their exit code; no traceback."""
+    """Turns our errors into a message on stderr and their exit code, without a traceback."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line, and end the process with its exit code."""
@@ -81,17 +81,17 @@ class Group(Summaries):
         for arg in args:
             if any("\ud800" <= character <= "\udfff" for character in arg):
                 raise click.UsageError(
-                    f"{arg!r} is not UTF-8, which everything in a manifest is: write it anew", ctx
+                    f"{arg!r} is not UTF-8, which a manifest requires: type it again in UTF-8", ctx
                 )
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        # click itself takes every broken pipe for its own, with another exit code
+        # click would handle every broken pipe itself, with another exit code
         ctx.exit(_exit_code(lambda: super(Group, self).invoke(ctx)))
 
 
 def _exit_code(run: Callable[[], Any]) -> int:
-    """Of a function that has the exit code as its result, or None; errors become messages."""
+    """Run a function that returns an exit code or None (0); print errors as messages."""
     try:
         return run() or 0
     except click.exceptions.Exit as end:
@@ -114,12 +114,12 @@ def _say_usage(error: click.ClickException) -> int:
         return error.exit_code
     _say(f"error: {visible_lines(error.format_message())}")
     if ctx := getattr(error, "ctx", None):
-        _say(f"`{ctx.command_path} --help` shows what it takes")
+        _say(f"`{ctx.command_path} --help` shows its options")
     return error.exit_code
 
 
 def _say_os_error(error: OSError) -> int:
-    """The exit code; without a word where nobody reads stdout any more, as programs end there."""
+    """Print the error and return the exit code; silent where the reader of stdout is gone."""
     if error.filename:
         _say(f"error: {error.strerror}: {visible(error.filename)}")
         return 1
@@ -133,18 +133,18 @@ def _say_os_error(error: OSError) -> int:
 def _say(text: str) -> None:
     try:
         click.echo(text, err=True)
-    except OSError:  # a terminal that is gone is no reason to leave work half done
+    except OSError:  # the work continues without its terminal
         _forget(sys.stderr)
 
 
 def _forget(stream: Any) -> None:
-    """What could not be written there is dropped; Python would try once more at its end."""
+    """Drop the stream's buffered text, which Python would try to write again at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _open_what_is_closed() -> None:
-    """Using a stream that the caller has closed is an error, and no file gets its number."""
+    """Make use of a closed stdin, stdout or stderr an error; no file may get its descriptor."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             other_way = os.O_WRONLY if mode == "r" else os.O_RDONLY
@@ -153,5 +153,5 @@ def _open_what_is_closed() -> None:
 
 
 def note(text: str) -> None:
-    """A line for the person at the terminal, apart from the data on stdout."""
+    """Print a line for the user on stderr, apart from the data on stdout."""
     _say(visible_lines(text))

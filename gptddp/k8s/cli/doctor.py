@@ -1,4 +1,4 @@
-"""What a cluster lacks for a job: `doctor`."""
+"""`doctor`: checks what a cluster lacks for a job."""
 
 import dataclasses
 from pathlib import Path
@@ -25,10 +25,10 @@ def doctor(
     context: str | None,
     **options: Any,
 ) -> None:
-    """Look for what a cluster lacks for a job, each with its fix.
+    """Check what a cluster lacks for a job, with a fix for each problem.
 
-    The options are those of `submit`: for another job other nodes and volumes matter.
-    Nothing is changed. Exit code 1: something fails; a warning may be right as it is.
+    It takes the options of `submit`, as each job needs other nodes and volumes.
+    Nothing is changed. Exit code 1: a check fails; a warning may need no fix.
 
     \b
     gptddp-k8s doctor --replicas 4 --gpus 8

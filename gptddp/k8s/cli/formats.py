@@ -10,7 +10,7 @@ from gptddp.k8s.objects import Object
 
 
 def objects(found: Sequence[Object], output: str) -> None:
-    """Kubernetes objects as `-o` has them: yaml, json or name; several as documents, or a List."""
+    """Print objects as yaml, json or name; several as YAML documents, or as a List in JSON."""
     from gptddp.k8s.objects import resource
     from gptddp.k8s.render import manifest
 
@@ -23,7 +23,7 @@ def objects(found: Sequence[Object], output: str) -> None:
 
 
 def data(value: Any, output: str) -> None:
-    """What a command of ours has found out, as yaml or json."""
+    """Print the result of a command as yaml or json."""
     if output == "json":
         click.echo(json.dumps(value, indent=2))
         return

@@ -1,4 +1,4 @@
-"""`list`: a line a job."""
+"""`list`: one line per job."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -22,22 +22,22 @@ from gptddp.k8s.observe import facts, frame, rank_0_log, status, why
 from gptddp.k8s.observe.watcher import of_job
 from gptddp.live import HZ, Patient
 
-_POLL_S = 0.5  # between two looks at the pods alone: one that is lost is shown at once
-_WIDE = 1000  # columns, where nothing is cut
+_POLL_S = 0.5  # between two polls of the pods alone: a lost pod is shown at once
+_WIDE = 1000  # columns: wide enough to cut nothing
 _CODES = {why.SUCCEEDED: exit_codes.SUCCEEDED, why.FAILED: exit_codes.FAILED}
 
 
 def watch(cluster: Cluster, name: str, every_s: float) -> int:
-    """Show a job until it ends; its exit code, as of `wait`. Raises NotFoundError, ClusterError.
+    """Show a job until it ends; returns the exit code, as `wait`.
 
-    Where stdout is no terminal it is shown once.
+    Shows it once where stdout is no terminal. Raises NotFoundError, ClusterError.
     """
     view = _View(cluster, name)
     if not view.look():
         raise cluster.not_found(name)
     if not view.draws:
         view.leave()
-        note("stdout is no live terminal, so this was one look: -o json goes on with a line a look")
+        note("stdout is no live terminal, so the status is shown once; -o json repeats it as lines")
         return exit_codes.SUCCEEDED
     there = True
     try:
@@ -53,7 +53,7 @@ def watch(cluster: Cluster, name: str, every_s: float) -> int:
 
 
 def stream(cluster: Cluster, name: str, every_s: float) -> int:
-    """Print what `status -o json` does, an object a line, at each look until the job has ended."""
+    """Print the object of `status -o json`, one per line, every `every_s` until the job ends."""
     watcher = of_job(cluster, name, note)
     if (found := watcher.poll()) is None:
         raise cluster.not_found(name)
@@ -68,7 +68,7 @@ def stream(cluster: Cluster, name: str, every_s: float) -> int:
 
 
 class _View:
-    """What is known of the job, and the terminal that shows it."""
+    """The newest status of the job, and the terminal that shows it."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.state = ""
@@ -80,7 +80,7 @@ class _View:
         self._console = Console(file=file, force_terminal=self.draws, highlight=False)
 
     def look(self) -> bool:
-        """Ask the cluster once more, and wait for one that is away; False: there is no such job."""
+        """Fetch the job again, waiting while the API server is away; False: no such job."""
         if (found := self._watcher.poll()) is None:
             return False
         self._pods, self._job = _seen(found.pods), found.job
@@ -90,11 +90,11 @@ class _View:
         return True
 
     def _say(self, text: str) -> None:
-        """That the API server does not answer: what is shown is old."""
+        """Show with the status that the API server does not answer."""
         self._note = text
 
     def drawn(self) -> Live:
-        """While it lasts, the other screen of the terminal shows the newest look."""
+        """Show the newest status on the terminal's alternate screen, inside this context."""
         return Live(
             console=self._console,
             screen=True,
@@ -107,30 +107,30 @@ class _View:
         )
 
     def leave(self) -> None:
-        """What was seen last stays on the terminal, as lines that are as long as they are."""
+        """Print the last status as plain, uncut lines that stay on the terminal."""
         lines = Console(file=StringIO(), width=_WIDE)
         lines.print(frame.frame(lines, self._shown, note=self._note))
         for line in cast(StringIO, lines.file).getvalue().splitlines():
             self._console.out(line.rstrip(), highlight=False)
 
     def wait(self, seconds: float) -> None:
-        """Until the next look is due, or a pod is not what it was."""
+        """Wait these seconds, or until a pod changes."""
         end = time.monotonic() + seconds
         while (left_s := end - time.monotonic()) > 0:
             time.sleep(min(_POLL_S, left_s))
-            with contextlib.suppress(ClusterError):  # the next look says so
+            with contextlib.suppress(ClusterError):  # the next `look` reports it
                 if _seen(facts.pods_of(self._cluster, self._job)) != self._pods:
                     return
 
 
 def _seen(pods: Iterable[Object]) -> list[tuple[str, bool, float]]:
-    """What changes of pods when one is lost or replaced."""
+    """The values that change when a pod is lost or replaced."""
     return [(pod["metadata"]["name"], is_ready(pod), started(pod)) for pod in pods]
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP as an exception, so that the terminal is left as it was."""
+    """Turn SIGTERM and SIGHUP into an exception, so that the terminal is restored."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)

@@ -1,7 +1,7 @@
-"""The `gptddp-k8s` command: data on stdout, notes on stderr, exit code 2 for what is refused.
+"""The `gptddp-k8s` command: data on stdout, notes on stderr, exit code 2 for refused input.
 
-Nothing here imports torch or a Kubernetes client: those that need them import them where they are
-used, so that the command starts fast.
+Nothing here imports torch or a Kubernetes client at the top, so that the command starts fast;
+functions import them where they use them.
 """
 
 import click

@@ -1,4 +1,4 @@
-"""The commands that only read: `status`, `logs` and `wait`."""
+"""Commands that only read: `status`, `logs` and `wait`."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from gptddp.k8s.cli.options import job_options, name_argument
 @click.command()
 @name_argument
 @click.option("-w", "--watch", is_flag=True, help="show it live until the job ends")
-@click.option("--every", type=types.Time(0.2), help="time between looks [2s]")
+@click.option("--every", type=types.Time(0.2), help="time between updates [2s]")
 @click.option(
     "-o", "--output", type=click.Choice(["wide", "name", "json", "yaml"]), help="format [text]"
 )
@@ -27,10 +27,10 @@ def status(
     output: str | None,
     cluster: Any,
 ) -> None:
-    """Say how a job does: its state, why it does not run, its step.
+    """Show a job's state, why it does not run, and its step.
 
-    With --watch a live screen, or with -o json an object a line, until the job ends; Ctrl-C leaves
-    the job alone. Exit code 102: there is no such job; 0 in any state, with --watch as of `wait`.
+    --watch shows a live screen until the job ends, or with -o json one object per line; Ctrl-C
+    does not stop the job. Exit code 102: there is no such job; else 0, with --watch as of `wait`.
     """
     if watch:
         ctx.exit(_watch(cluster, name, every or 2.0, output))
@@ -67,10 +67,10 @@ def _watch(cluster: Any, name: str, every_s: float, output: str | None) -> int:
 @job_options
 @click.pass_context
 def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> None:
-    """Wait for a job's end, and tell each change of its state.
+    """Wait until a job ends, and print each change of its state.
 
-    Exit code 0: it succeeded, 100: it failed, 102: it is gone or was never there, 103: it is
-    suspended (one in a queue of Kueue is waited for), 124: the time is up.
+    Exit code 0: it succeeded, 100: it failed, 102: it does not exist any more or never did,
+    103: it is suspended (a job in a queue of Kueue is waited for), 124: timed out.
     """
     from gptddp.k8s.observe.wait import until_done
 
@@ -79,17 +79,17 @@ def wait(ctx: click.Context, name: str, timeout: float | None, cluster: Any) -> 
 
 @click.command()
 @name_argument
-@click.option("-f", "--follow", is_flag=True, help="go on until the job has ended")
+@click.option("-f", "--follow", is_flag=True, help="continue until the job has ended")
 @click.option(
     "--pod",
     type=click.IntRange(0),
     metavar="INDEX",
-    help="only of the pod <name>-worker-INDEX, without the prefix [all pods]",
+    help="only pod <name>-worker-INDEX, without the prefix [all pods]",
 )
 @click.option(
     "--tail", type=click.IntRange(0), metavar="N", help="the last lines of each pod [all]"
 )
-@click.option("--since", type=types.Time(1), help="lines that are not older, as in 10m [all]")
+@click.option("--since", type=types.Time(1), help="only lines newer than this, as in 10m [all]")
 @click.option("--previous", is_flag=True, help="logs of the containers before the last restart")
 @click.option("--first-failure", is_flag=True, help="log of the container that failed first")
 @job_options
@@ -105,12 +105,12 @@ def logs(
     first_failure: bool,
     cluster: Any,
 ) -> None:
-    """Print what the pods of a job have written.
+    """Print the logs of a job's pods.
 
-    Each line is opened by its pod: `[w0] ...`. Without -f they come in the order of time. With -f
-    it waits for pods that are not there yet, goes on with those that replace others, and ends with
-    the job. What they have written is printed as it is, with the colours and progress bars of
-    programs; so it is as safe as the image is. With --local a pod's log has all of its restarts.
+    Each line begins with its pod: `[w0] ...`. Without -f, lines are sorted by time. With -f the
+    command waits for pods that do not exist yet, follows pods that replace others, and ends when
+    the job ends. Lines are printed unchanged, with colours and control characters: trust them as
+    far as you trust the image. With --local a pod's log includes all its restarts.
     """
     from gptddp.k8s.observe import logs as pod_logs
 
@@ -128,10 +128,10 @@ def logs(
     show(cluster, name, click.echo, note, part)
 
 
-# What has no meaning beside another option of `logs`, and why.
+# Options without meaning beside another option of `logs`, and the reason.
 _WITH = {
-    "first_failure": (("follow", "previous", "pod"), "it looks for one container that has failed"),
-    "follow": (("previous",), "it is of containers that write no more"),
+    "first_failure": (("follow", "previous", "pod"), "it selects one container that has failed"),
+    "follow": (("previous",), "previous containers write no new lines"),
     "local": (("since", "previous", "first_failure"), "a local pod has one log, without times"),
 }
 

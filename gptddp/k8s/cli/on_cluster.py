@@ -1,4 +1,4 @@
-"""`submit` without --local: what is printed, what to type next, the wait."""
+"""`submit` without --local: its output, the next commands, the wait."""
 
 import threading
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def submit(
     follow: bool,
     timeout_s: float | None,
 ) -> int:
-    """Submit, and wait if asked to; returns the exit code. stdout: `pytorchjob.../NAME created`."""
+    """Submit, and wait if requested; returns the exit code. stdout: `pytorchjob.../NAME created`"""
     name, at = objects[-1]["metadata"]["name"], cluster.flags
     job, created = act.submit(cluster, objects, note, line=line, replace=replace)
     if output:
@@ -49,13 +49,13 @@ def submit(
     if created:
         note(
             f"      gptddp-k8s prepare --source CLAIM/PATH --data {_data(job)}{at}"
-            "   (if there is no dataset yet)"
+            "   (if you have no dataset yet)"
         )
     return exit_codes.SUCCEEDED
 
 
 def dry_run(cluster: Cluster, objects: Sequence[Object], *, replace: bool) -> None:
-    """Print what a submit would create or change; raises ConfigError for what it would refuse."""
+    """Print what a submit would create or change; raises ConfigError if it would be refused."""
     job = objects[-1]
     with says("nothing was created: this was a dry run", errors=GptddpError):
         live = cluster.get(JOB, job["metadata"]["name"])
@@ -77,10 +77,10 @@ def dry_run(cluster: Cluster, objects: Sequence[Object], *, replace: bool) -> No
 
 
 def _say_state(cluster: Cluster, objects: Sequence[Object], job: Object) -> None:
-    """What became of a job that exists already, from the same options."""
+    """Print the state of a job that exists already, and how to continue it."""
     name, state, at = job["metadata"]["name"], why.state(job), cluster.flags
     changed = act.differences(cluster, job, objects)
-    spec = "these options, changed since (live -> yours)," if changed else "this very spec"
+    spec = "these options, changed since (live -> yours)," if changed else "the same spec"
     note(f"the job exists with {spec} and is {state}")
     for line in act.lines(changed):
         note(line)
@@ -91,23 +91,23 @@ def _say_state(cluster: Cluster, objects: Sequence[Object], job: Object) -> None
         )
     elif state == why.FAILED:
         note(
-            f"`gptddp-k8s status {name}{at}` says why; when that is mended, the same submit with "
+            f"`gptddp-k8s status {name}{at}` says why; once that is fixed, the same submit with "
             "--replace continues its run from the newest checkpoint"
         )
     elif state == why.QUEUED:
         note(f"`gptddp-k8s status {name}{at}` says what it waits for in its queue")
     elif state == why.SUSPENDED:
-        note(f"`gptddp-k8s resume {name}{at}` lets it go on")
+        note(f"`gptddp-k8s resume {name}{at}` continues it")
 
 
 def _data(job: Object) -> str:
-    """The dataset as --data takes it: the claim, and the path inside it."""
+    """The dataset in the form of --data: the claim and the path inside it."""
     pod_spec = worker_pod_spec(job)
     return claim_at(pod_spec, DATA) + argument(pod_spec, "--data").removeprefix(DATA)
 
 
 def _wait(cluster: Cluster, name: str, follow: bool, timeout_s: float | None) -> int:
-    """Until the job has ended, its logs on stdout if asked for; Ctrl-C leaves the job alone."""
+    """Wait until the job ends, with its logs on stdout if `follow`; Ctrl-C does not stop it."""
     from gptddp.k8s.observe.wait import until_done
 
     try:
@@ -116,12 +116,12 @@ def _wait(cluster: Cluster, name: str, follow: bool, timeout_s: float | None) ->
         with _LogThread(cluster, name):
             return until_done(cluster, name, note, timeout_s)
     except KeyboardInterrupt:
-        note(f"the job goes on; `gptddp-k8s delete {name}{cluster.flags}` ends it")
+        note(f"the job continues; `gptddp-k8s delete {name}{cluster.flags}` ends it")
         raise
 
 
 class _LogThread(threading.Thread):
-    """The logs of all pods on stdout while another thread waits for the job's end."""
+    """Writes the logs of all pods to stdout while another thread waits for the job's end."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(daemon=True)
@@ -137,7 +137,7 @@ class _LogThread(threading.Thread):
             note(f"the logs end here: {error}")
 
     def _write(self, line: str) -> None:
-        # Nothing may be in the middle of a write to stdout when the process ends.
+        # No thread may be writing to stdout when the process ends.
         if self._stopped.is_set():
             raise SystemExit
         click.echo(line)

@@ -16,7 +16,7 @@ from gptddp.k8s.render.fields import Kind
 
 
 def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Any:
-    """`NAME=VALUE` options as pairs."""
+    """Parse `NAME=VALUE` options into pairs."""
     for value in values:
         if "=" not in value.lstrip("="):
             raise click.BadParameter(f"{value!r} is not of the form {param.metavar}")
@@ -28,7 +28,7 @@ def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 
 
 def flag_of(field: "dataclasses.Field[Any]") -> dict[str, Any]:
-    """The settings of the option for a field of a job."""
+    """Settings of the click option for a field of a job."""
     kind, help = fields.kind(field), field.metadata["help"]
     settings: dict[str, Any] = {"metavar": field.metadata["metavar"]}
     if kind in (Kind.LIST, *fields.TABLES):
@@ -42,10 +42,10 @@ def flag_of(field: "dataclasses.Field[Any]") -> dict[str, Any]:
 
 
 def pod_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What a cluster asks of any pod, as flags and from `-f job.toml`; called with a `job`.
+    """Add flags and `-f job.toml` for what a cluster may require of any pod.
 
-    That is a JobSpec of which the pods' options, the image and the claims count. A namespace of
-    the file is the default of -n.
+    The command is called with a `job`, a JobSpec of which the pods' options, the image and the
+    claims count. The file's namespace is the default of -n.
     """
 
     @functools.wraps(command)
@@ -64,13 +64,13 @@ def pod_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "-f",
         "--file",
         type=types.PATH,
-        help="job.toml of the job: what it says of pods, image and namespace counts here as well",
+        help="job.toml of the job: its settings for pods, image and namespace apply here as well",
     )
     return file(loaded)
 
 
 def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """kubectl's `--context` and `--kubeconfig`, as they are."""
+    """Add `--context` and `--kubeconfig`, with kubectl's meaning."""
     kubeconfig = "kubectl's configuration file [KUBECONFIG, ~/.kube/config]"
     command = click.option("--kubeconfig", type=types.FILE, help=kubeconfig)(command)
     context = "context of kubectl [its current one]"
@@ -78,13 +78,13 @@ def context_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def namespace_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`-n`."""
+    """Add `-n`."""
     help = "namespace [the context's]"
     return click.option("-n", "--namespace", type=types.NAMESPACE, help=help)(command)
 
 
 def train_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The trainer's options, after `--`."""
+    """Add the argument for the trainer's options after `--`."""
 
     def complete(ctx: click.Context, param: click.Parameter, start: str) -> list[str]:
         return [it for name in config.FIELDS if (it := flags.flag(name)).startswith(start)]
@@ -95,12 +95,12 @@ def train_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def name_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The job."""
+    """Add the argument for the job's name."""
     return click.argument("name", type=types.JOB)(command)
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`-n` and the context's options; the command is called with a `cluster`."""
+    """Add `-n`, `--context` and `--kubeconfig`; the command is called with a `cluster`."""
 
     @functools.wraps(command)
     def connected(
@@ -118,7 +118,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `cluster_options`, and --local: the `cluster` may be the jobs of this machine."""
+    """Like `cluster_options`, plus --local: `cluster` may be the jobs of this machine."""
     connected = cluster_options(command)
 
     @functools.wraps(connected)
@@ -129,7 +129,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             return connected(*args, **options)
         for name in ("namespace", "context", "kubeconfig"):
             if options.pop(name):
-                raise click.UsageError(f"--{name} has no meaning here: --local asks no cluster")
+                raise click.UsageError(f"--{name} has no meaning here: --local uses no cluster")
         from gptddp.k8s.local.seen import LocalJobs
 
         return command(*args, cluster=LocalJobs(local_dir or LOCAL_DIR), **options)
@@ -149,12 +149,12 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def wait_options(
     good: str = "succeeded", logs: str = "the logs of all pods"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--wait, --follow and --timeout; `good`: how what is waited for may end, `logs`: its own."""
+    """Add --wait, --follow and --timeout. `good`: the name of success, `logs`: of the logs."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         until = f"wait until it has ended: exit code 0 {good}, 100 failed"
         for option in (
-            click.option("--timeout", type=types.SECONDS, help="end the wait then: exit code 124"),
+            click.option("--timeout", type=types.SECONDS, help="limit of the wait: exit code 124"),
             click.option("--follow", is_flag=True, help=f"as --wait, with {logs}"),
             click.option("--wait", is_flag=True, help=until),
         ):
@@ -165,6 +165,6 @@ def wait_options(
 
 
 def refuse_timeout(timeout_s: float | None, waits: bool) -> None:
-    """Refuse a --timeout that nothing would look at."""
+    """Refuse a --timeout without a wait."""
     if timeout_s is not None and not waits:
         raise click.UsageError("--timeout is the limit of a wait: add --wait or --follow")

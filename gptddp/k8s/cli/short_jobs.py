@@ -1,4 +1,4 @@
-"""Commands that run something beside the training, in a short Job: prepare and sample."""
+"""Commands that run a short Job beside the training: prepare and sample."""
 
 import dataclasses
 from pathlib import Path
@@ -30,7 +30,7 @@ IMAGE = f"gptddp:{__version__}"
 _MAIN = {
     "The Job": ("--source", "--data", "--name", "--image", "--cpu", "--memory"),
     "On a cluster": ("--namespace", "--context", "--dry-run", "--wait", "--follow", "--timeout"),
-    "What a cluster asks of its pods": ("--file", "--service-account"),
+    "Cluster requirements": ("--file", "--service-account"),
     "Help": ("--help-all",),
 }
 
@@ -59,7 +59,7 @@ def _prepare_flags() -> list[str]:
 @click.option("--memory", default="4Gi", help="memory of the pod, request and limit [4Gi]")
 @namespace_option
 @context_options
-@click.option("--dry-run", is_flag=True, help="print the Job, and ask no cluster")
+@click.option("--dry-run", is_flag=True, help="print the Job without asking a cluster")
 @wait_options(good="done", logs="its log")
 @pod_options
 @click.argument("options", nargs=-1, metavar="[-- PREPARE OPTIONS]")
@@ -80,17 +80,17 @@ def prepare(
     job: "JobSpec",
     options: tuple[str, ...],
 ) -> None:
-    """Make a dataset in a volume of the cluster, from texts in one.
+    """Make a dataset on a volume of the cluster from texts on a volume.
 
-    A batch Job runs `gptddp prepare` with the options after `--`. The same command again changes
-    nothing while the Job runs or when it is done; it runs a failed one again.
+    A batch Job runs `gptddp prepare` with the options after `--`. Repeating the command changes
+    nothing while the Job runs or when it is done, and runs a failed Job again.
 
     \b
     gptddp-k8s prepare --source texts/books --follow -- --vocab-size 4096
     """
     refuse_timeout(timeout, wait or follow)
     if dry_run and (wait or follow):
-        raise click.UsageError("--dry-run asks no cluster: leave out --wait and --follow")
+        raise click.UsageError("--dry-run uses no cluster: leave out --wait and --follow")
     from gptddp.k8s.render import short_job_manifest
     from gptddp.k8s.render.manifest import to_yaml
 
@@ -113,11 +113,11 @@ def prepare(
 
 
 def _check_options(options: tuple[str, ...]) -> None:
-    """Refuse here what `gptddp prepare` would refuse in the pod."""
+    """Refuse options here that `gptddp prepare` would refuse in the pod."""
     from gptddp.prepare.commands import prepare as command
 
     if any(option.partition("=")[0] == "--out" for option in options):
-        raise click.UsageError("--out after --: name the place of the dataset with --data")
+        raise click.UsageError("--out after --: set the dataset's location with --data")
     try:
         made = command.make_context("prepare", [".", "--out", ".", *options])
     except click.UsageError as error:
@@ -129,7 +129,7 @@ def _check_options(options: tuple[str, ...]) -> None:
 def _run_prepare(
     cluster: "Cluster", job: "Object", wait: bool, follow: bool, timeout_s: float | None
 ) -> None:
-    """Create the Job, and wait for it with its log on stdout if asked; raises JobFailed."""
+    """Create the Job; wait for it, with its log on stdout, if requested. Raises JobFailed."""
     from gptddp.k8s.act import short_job
     from gptddp.k8s.objects import resource
 
@@ -146,23 +146,23 @@ def _run_prepare(
 
 @click.command()
 @name_argument
-@click.option("--prompt", default="", metavar="TEXT", help="text to go on from")
-@click.option("--tokens", type=Count(1), default=200, help="tokens to make [200]")
+@click.option("--prompt", default="", metavar="TEXT", help="text to continue")
+@click.option("--tokens", type=Count(1), default=200, help="number of tokens [200]")
 @click.option(
-    "--temperature", type=click.FloatRange(0), default=0.8, help="0: likeliest token [0.8]"
+    "--temperature", type=click.FloatRange(0), default=0.8, help="0: most likely token [0.8]"
 )
-@click.option("--top-k", type=Count(0), default=50, help="likeliest tokens; 0: all [50]")
+@click.option("--top-k", type=Count(0), default=50, help="most likely tokens; 0: all [50]")
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
-    help="of these those that come to this probability [1: all]",
+    help="most likely tokens of this total probability [1: all]",
 )
 @click.option(
     "--seed",
     type=Count(-(2**63), 2**64 - 1),
     default=0,
-    help="another seed, other text [0]",
+    help="seed of the random choice [0]",
 )
 @click.option("--step", type=Count(0), help="checkpoint step [the newest valid]")
 @click.option("--image", type=types.WORD, help=f"image with gptddp [the job's, else {IMAGE}]")
@@ -179,7 +179,7 @@ def _run_prepare(
     metavar="CLAIM",
     help="volume with the dataset [the job's, else data]",
 )
-@click.option("--timeout", type=types.SECONDS, default=300, help="end then: exit code 124 [5m]")
+@click.option("--timeout", type=types.SECONDS, default=300, help="time limit: exit code 124 [5m]")
 @pod_options
 @job_options
 @click.pass_context
@@ -203,9 +203,9 @@ def sample(
 ) -> None:
     """Print text from a checkpoint of a job.
 
-    The job may train or have ended. `gptddp sample` runs in a short Job on the job's volumes, which
-    is deleted then. A job that is gone has left its run on a volume: name that with --runs. With
-    --local it runs here.
+    The job may be training or have ended. `gptddp sample` runs in a short Job on the job's volumes;
+    the Job is deleted afterwards. If the job was deleted, name the volume of its run with --runs.
+    With --local, `gptddp sample` runs on this machine.
 
     \b
     gptddp-k8s sample demo --prompt "Once upon" --tokens 100

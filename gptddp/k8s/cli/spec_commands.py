@@ -1,4 +1,4 @@
-"""The commands that take a job's specification: `render` and `submit`."""
+"""Commands that take a job's specification: `render` and `submit`."""
 
 import dataclasses
 import shlex
@@ -25,13 +25,13 @@ from gptddp.k8s.local.paths import LOCAL_DIR
 from gptddp.k8s.render import spec
 from gptddp.k8s.render.spec import JobSpec
 
-# The options that people set, by the groups of the help; `--help-all` has the others too.
+# Options shown by `--help`, by groups; `--help-all` shows all.
 MAIN = {
     "The job": ("--file", "--sweep", "--name", "--namespace", "--image"),
     "Pods": ("--replicas", "--min", "--max", "--cpu", "--memory", "--gpus", "--env"),
     "Volumes": ("--data", "--runs"),
     "A queue of Kueue": ("--queue",),
-    "What a cluster asks of its pods": ("--service-account",),
+    "Cluster requirements": ("--service-account",),
     "On a cluster": ("--context", "--dry-run", "--replace", "--wait", "--follow"),
     "On this machine": ("--local",),
     "Help": ("--help-all",),
@@ -39,7 +39,7 @@ MAIN = {
 
 
 def spec_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Every field of JobSpec as a flag, `-f job.toml`, and the trainer's arguments after `--`."""
+    """Add every field of JobSpec as a flag, `-f job.toml`, and the trainer's options after `--`."""
     command = train_arguments(command)
     for name, field in reversed(spec.FIELDS.items()):
         names = [spec.flag(name), name, *(["-n"] if name == "namespace" else [])]
@@ -65,7 +65,7 @@ def trainer_flags() -> list[str]:
 
 
 def load(options: dict[str, Any]) -> list[JobSpec]:
-    """The jobs of a command's options, with their notes printed; raises ConfigError."""
+    """Build the jobs from a command's options, and print warnings; raises ConfigError."""
     from gptddp.k8s.render import manifest, rules
 
     file, train_args = options.pop("file"), options.pop("train_args")
@@ -93,7 +93,7 @@ def load(options: dict[str, Any]) -> list[JobSpec]:
 def render(output: str, **options: Any) -> None:
     """Print the manifest of a job.
 
-    The same bytes for the same options, and no cluster is asked.
+    The same options give the same bytes. No cluster is asked.
 
     \b
     gptddp-k8s render --replicas 4 -- --steps 1000 | kubectl apply -f -
@@ -107,7 +107,7 @@ def render(output: str, **options: Any) -> None:
     for job in jobs:
         at = f" -n {job.namespace}" if job.namespace else ""
         note(
-            f"the pods sign their rendezvous with a key, if there is a Secret {job.name}: "
+            f"the pods sign their rendezvous with a key if the Secret {job.name} exists: "
             f"{companions.key_command(job.name, at)}"
         )
 
@@ -118,9 +118,9 @@ def render(output: str, **options: Any) -> None:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="create nothing: let the server check it, print what would be created or what differs",
+    help="create nothing: let the server check the job, and print what would change",
 )
-@click.option("--replace", is_flag=True, help="put the job in the place of one that has ended")
+@click.option("--replace", is_flag=True, help="replace a job of this name that has ended")
 @click.option(
     "-o", "--output", type=click.Choice(["name", "yaml", "json"]), help="format [what was done]"
 )
@@ -159,12 +159,12 @@ def submit(
 ) -> None:
     """Start a job on a cluster, or on this machine.
 
-    The cluster is that of kubectl's context. The same command again changes nothing, and a job of
-    that name with other settings is refused with the difference. A job that has ended stays, with
-    its logs, unless --replace deletes it: its run continues from the newest checkpoint. With
-    --local, each pod of the manifest runs as a process on this machine until the job ends, and the
-    same command continues it; memory limits and read-only mounts are not enforced there. Exit code
-    0: submitted, or with --wait and --local: succeeded; 100: failed, 124: timed out, 130: Ctrl-C.
+    The cluster is the one of kubectl's context. Repeating the command changes nothing. If a job of
+    that name has other settings, the command prints the difference and exits. An ended job stays,
+    with its logs, unless --replace deletes it: its run continues from the newest checkpoint. Each
+    pod is a process on this machine with --local, until the job ends; repeat the command to
+    continue it. Memory limits and read-only mounts are not enforced there. Exit code 0: submitted
+    (with --wait or --local: succeeded), 100: failed, 124: timed out, 130: Ctrl-C.
 
     \b
     gptddp-k8s submit --replicas 4 -- --steps 1000
@@ -215,7 +215,7 @@ def submit(
 
 
 def _say_left_out(job: JobSpec) -> None:
-    """What a process on this machine takes no notice of."""
+    """Warn of pod options that have no meaning for a process on this machine."""
     from gptddp.k8s.render import pod
 
     if left_out := pod.without_meaning_locally(job.pod):
@@ -231,11 +231,11 @@ _LOCAL_OPTIONS = ("local_dir", "volume", "verbose")
 
 
 def _refuse_options(ctx: click.Context, local: bool) -> None:
-    """Refuse an option that has no meaning with --local, or without, rather than ignore it."""
+    """Refuse an option that has no meaning with --local, or without it."""
     for name in _CLUSTER_OPTIONS if local else _LOCAL_OPTIONS:
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
             fix = (
-                "--local runs the job here until it ends: leave it out, -v shows the logs"
+                "--local runs the job here until it ends: leave the option out; -v shows the logs"
                 if local
                 else "it is for --local"
             )

@@ -1,4 +1,4 @@
-"""What the values of arguments and options are: names, times, files. A mistake is told its rule."""
+"""Types of arguments and options: names, times, files. An error states the rule."""
 
 import re
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import Any
 
 import click
 
-from gptddp.click_types import Time as Time  # here for all who ask about types
+from gptddp.click_types import Time as Time  # exported with the other types
 
 
 class _Name(click.ParamType[str]):
-    """The name of an object that the API server, or a folder of local jobs, is asked for."""
+    """The name of an object of the API server, or of a local job."""
 
     name = "name"
 
     def __init__(self, what: str, most: int, dots: bool, prefix: str = "") -> None:
-        """prefix: pattern of what may stand before it and is not of the name."""
+        """prefix: pattern of an optional prefix that is removed."""
         self._what, self._most, self._dots, self._prefix = what, most, dots, prefix
 
     def convert(self, value: Any, *rest: Any) -> str:
@@ -33,7 +33,7 @@ class _Name(click.ParamType[str]):
 
 
 class _Word(click.ParamType[str]):
-    """A text that is not empty, as that of a shell variable that is not set is."""
+    """A text that is not empty (an unset shell variable would be)."""
 
     name = "text"
 
@@ -44,13 +44,13 @@ class _Word(click.ParamType[str]):
 
 
 class _File(click.Path):
-    """A file or folder, which is not looked at here."""
+    """A file or folder, not opened here."""
 
     def convert(self, value: Any, *rest: Any) -> Any:
         return super().convert(WORD.convert(value, *rest), *rest)
 
 
-# A job that we did not create may have dots; `-o name` says what it is as well, as kubectl does.
+# A job created by other programs may have dots. The prefix is the one that `-o name` prints.
 JOB = _Name("a job", 253, dots=True, prefix=r"pytorchjobs?(\.kubeflow\.org)?/")
 NAMESPACE = _Name("a namespace", 63, dots=False)
 SECONDS = Time(0)

@@ -1,1 +1,1 @@
-"""A PyTorchJob on this machine, a process a pod, for `k8s.cli`."""
+"""Runs a PyTorchJob on this machine, one process per pod, for `k8s.cli`."""

@@ -1,4 +1,4 @@
-"""What `logs`, `suspend`, `delete` and `sample` do with --local."""
+"""`logs`, `suspend`, `delete` and `sample` with --local."""
 
 import contextlib
 import os
@@ -32,9 +32,9 @@ def show_logs(
     tail: int | None,
     follow: bool,
 ) -> None:
-    """Write what the pods of a job have written, one after the other; with `follow` to its end.
+    """Write the logs of a job's pods, one after the other; with `follow`, until the job ends.
 
-    The file of a pod has the lines of all the pods of its name, without times.
+    A pod's file has the lines of all pods of its name, without times.
     """
     found = facts.of_job(jobs, name)
     logs.check_index(found, index)
@@ -49,27 +49,27 @@ def show_logs(
                 write(line if index is not None else f"[{prefix}] {line}")
         if not goes_on:
             return
-        tail = None  # of those that come later every line is new
+        tail = None  # later lines are all new
         time.sleep(_POLL_S)
 
 
 def suspend(jobs: LocalJobs, name: str, say: Say) -> str:
-    """End the pods of a job as Ctrl-C at its `submit` does: they commit a checkpoint."""
+    """End the pods of a job like Ctrl-C at its `submit`: they commit a checkpoint."""
     jobs.job(name)
     if not _stop(jobs.jobs / name, say):
         say("the job is not running")
         return f"local job {name} unchanged"
-    say("the same `submit --local` lets it go on from its checkpoint")
+    say("the same `submit --local` continues it from its checkpoint")
     return f"local job {name} suspended"
 
 
 def _stop(folder: Path, say: Say) -> bool:
-    """Have the runner end its pods, and wait until none is left; False where there was none."""
+    """Let the runner end its pods, and wait until all have ended; False if the job did not run."""
     if not locks.is_running(folder):
         return False
     say("waiting for its pods to end; a pod commits a checkpoint first")
     if runner := locks.holder(folder):
-        with contextlib.suppress(ProcessLookupError):  # it was killed: its reaper goes on
+        with contextlib.suppress(ProcessLookupError):  # it was killed: its reaper ends the pods
             os.kill(runner, signal.SIGTERM)
     while locks.is_running(folder):
         time.sleep(_POLL_S)
@@ -77,9 +77,9 @@ def _stop(folder: Path, say: Say) -> bool:
 
 
 def delete(jobs: LocalJobs, name: str, say: Say) -> str:
-    """End a job, and remove what its runner has made in its folder; its volumes stay."""
+    """End a job, and remove its runner's files from its folder; its volumes stay."""
     folder, run = jobs.jobs / name, locks.status(jobs.jobs / name).get("run")
-    if not (folder / "manifest.yaml").exists():  # one that cannot be read is deleted as well
+    if not (folder / "manifest.yaml").exists():  # an unreadable manifest is deleted as well
         raise jobs.not_found(name)
     _stop(folder, say)
     if (lock := locks.lock(folder)) is None:
@@ -89,21 +89,21 @@ def delete(jobs: LocalJobs, name: str, say: Say) -> str:
     for part in ("status.json", "manifest.yaml", "lock"):
         (folder / part).unlink(missing_ok=True)
     os.close(lock)
-    with contextlib.suppress(OSError):  # somebody else has put something there
+    with contextlib.suppress(OSError):  # the folder has other files
         folder.rmdir()
     stays = f"run directory stays: {relative_path(run)}" if run else "volumes stay"
-    say(f"its {stays}; the same submit goes on from there")
+    say(f"its {stays}; the same submit continues from there")
     return f"local job {name} deleted"
 
 
 def sample(jobs: LocalJobs, name: str, options: Sequence[str]) -> int:
-    """Run `gptddp sample` on the run of a job, on its own code; returns the exit code."""
+    """Run `gptddp sample` on the run of a job, with the job's own code; returns the exit code."""
     job = jobs.job(name)
     folder = jobs.jobs / name
     run = (status := locks.status(folder)).get("run")
     if not status:
         where = relative_path(folder / "status.json")
-        raise ConfigError(f"{where} cannot be read: the same `submit --local` writes it anew")
+        raise ConfigError(f"{where} cannot be read: the same `submit --local` writes it again")
     if not run:
         raise ConfigError(f"the job {name} has no --run-dir, and so no checkpoint to sample from")
     return subprocess.run(
@@ -112,6 +112,6 @@ def sample(jobs: LocalJobs, name: str, options: Sequence[str]) -> int:
 
 
 def _on_code(job: Object, folder: Path) -> list[str]:
-    """What comes before a program that is to run on the job's own code."""
+    """The words before a program that make it run with the job's own code."""
     words = code_volume.before_command(worker_pod_spec(job))
     return [container.localized(word, {code_volume.MOUNT: folder / "code"}) for word in words]

@@ -1,7 +1,7 @@
-"""What the container of a pod sees, worked out for a process on this machine.
+"""Computes a pod's container environment for a process on this machine.
 
-The manifest's environment and then the operator's, `$(VAR)` references, and folders in the place of
-mount paths. Not enforced: read-only mounts, memory and volume limits, security contexts, probes.
+That is the manifest's environment, then the operator's, `$(VAR)` references, and folders in place
+of mount paths. Not enforced: read-only mounts, memory and volume limits, security contexts, probes.
 """
 
 import os
@@ -18,7 +18,7 @@ from gptddp.k8s.observe.pod_log import CONTAINER
 from gptddp.k8s.render.companions import secret_ref
 from gptddp.k8s.render.variables import JOB_ENV
 
-# A container starts without what the user's shell exports for another job.
+# Variables that the user's shell exports for another job; a container does not get them.
 _NOT_INHERITED = re.compile(JOB_ENV + r"|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES")
 _NAME = {"fieldRef": {"fieldPath": "metadata.name"}}
 
@@ -27,7 +27,7 @@ _NAME = {"fieldRef": {"fieldPath": "metadata.name"}}
 class Network:
     """A local job's own addresses, and its own port for the rendezvous.
 
-    The port differs from job to job as well: torch's store listens on every address.
+    Each job needs its own port too, as torch's store listens on every address.
     """
 
     prefix: str  # 127.A.B
@@ -38,18 +38,18 @@ class Network:
 
 
 def name_of(job: Object, index: int) -> str:
-    """The name of a pod, as the operator gives it."""
+    """The name that the operator gives a pod."""
     return f"{job['metadata']['name']}-worker-{index}"
 
 
 def container_of(job: Object) -> Object:
-    """The trainer's container; a patch may bring others, which do not run here."""
+    """The trainer's container; containers added by a patch do not run here."""
     containers: list[Object] = worker_pod_spec(job)["containers"]
     return next((it for it in containers if it["name"] == CONTAINER), containers[0])
 
 
 def mounts(job: Object, volumes: Mapping[str, Path], scratch: Path) -> dict[str, Path]:
-    """Mount path -> folder: those in `volumes`, by a volume's name, outlive a pod, no others do.
+    """Mount path -> folder. Folders in `volumes` (by volume name) outlive a pod; others do not.
 
     Raises ConfigError for a mount without its volume.
     """
@@ -57,15 +57,15 @@ def mounts(job: Object, volumes: Mapping[str, Path], scratch: Path) -> dict[str,
     for mount in container_of(job).get("volumeMounts") or []:
         path, name = mount["mountPath"].rstrip("/"), mount["name"]
         if name not in known:
-            raise ConfigError(f"volumeMounts: {path} is of the volume {name}, and there is none")
+            raise ConfigError(f"volumeMounts: {path} names the volume {name}, which does not exist")
         found[path] = volumes.get(name, scratch / name).absolute()
     return found
 
 
 def localized(text: str, folders: Mapping[str, Path]) -> str:
-    """The text with every mount path in it replaced by its folder: `--run=/runs/x`, `a:/data`.
+    """Replace every mount path in the text by its folder: `--run=/runs/x`, `a:/data`.
 
-    Only whole path components count: /data is in /data/x, and not in /database or s3://b/data.
+    Only whole path components match: /data is in /data/x, and not in /database or s3://b/data.
     """
     longest_first = sorted(folders, key=len, reverse=True)
     paths = "|".join(re.escape(path) for path in longest_first)
@@ -74,7 +74,7 @@ def localized(text: str, folders: Mapping[str, Path]) -> str:
 
 
 def expanded(text: str, env: Mapping[str, str]) -> str:
-    """`$(NAME)` replaced as the kubelet does: unknown names stay, `$$` is a dollar sign."""
+    """Replace `$(NAME)` like the kubelet: unknown names stay, `$$` is a dollar sign."""
     return re.sub(
         r"\$\$|\$\(([^()]*)\)",
         lambda m: "$" if m.group() == "$$" else env.get(m.group(1), m.group()),
@@ -83,7 +83,7 @@ def expanded(text: str, env: Mapping[str, str]) -> str:
 
 
 def machine_env() -> dict[str, str]:
-    """This machine's environment in the place of an image's; programs of ours are found in it."""
+    """This machine's environment in place of an image's, with our programs on its PATH."""
     env = {k: v for k, v in os.environ.items() if not _NOT_INHERITED.fullmatch(k)}
     env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", os.defpath)])
     env.setdefault("PYTHONUSERBASE", site.getuserbase())  # before the manifest moves HOME
@@ -96,7 +96,7 @@ def machine_env() -> dict[str, str]:
 def environment(
     job: Object, index: int, network: Network, folders: Mapping[str, Path], key: str
 ) -> dict[str, str]:
-    """The container's whole environment. `key`: what the job's Secret has on a cluster."""
+    """The container's whole environment. `key`: the key that the job's Secret has on a cluster."""
     name = name_of(job, index)
     env = machine_env() | {"HOSTNAME": name, "POD_ADDRESS": network.address(index)}
     for item in container_of(job).get("env") or []:
@@ -109,21 +109,21 @@ def environment(
             env[item["name"]] = key
         elif item["name"] not in env:
             raise ConfigError(
-                f"--local does not have what {item['name']} comes from on a cluster "
+                f"--local cannot read {item['name']} from its source on a cluster "
                 f"({' '.join(source)}): export {item['name']} in this shell"
             )
     return env | operator_env(job, network)
 
 
 def operator_env(job: Object, network: Network) -> dict[str, str]:
-    """What the operator appends to a container's environment (`pt/envvar.go`, `pt/elastic.go`)."""
+    """Variables that the operator appends to a container's (`pt/envvar.go`, `pt/elastic.go`)."""
     spec, policy = job["spec"], job["spec"]["elasticPolicy"]
     return {
         "PYTHONUNBUFFERED": "1",
         "PET_NPROC_PER_NODE": str(spec["nprocPerNode"]),
         "PET_NNODES": f"{policy['minReplicas']}:{policy['maxReplicas']}",
         "PET_RDZV_BACKEND": policy["rdzvBackend"],
-        # an address stands in for the name that DNS would resolve
+        # an address in place of a DNS name
         "PET_RDZV_ENDPOINT": f"{network.address(0)}:{network.port}",
         "PET_RDZV_ID": str(policy["rdzvId"]),
     }

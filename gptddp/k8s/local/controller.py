@@ -1,4 +1,4 @@
-"""The training operator (v1.9) over local pods: one `tick` at a time."""
+"""Imitates the training operator (v1.9) for local pods, one `tick` at a time."""
 
 import errno
 from collections.abc import Callable
@@ -45,11 +45,11 @@ class Conditions:
 
 
 class Controller:
-    """Keeps the pods of a job, and its conditions, as a manifest of `render` says.
+    """Keeps the pods and the conditions of a job as its manifest requires.
 
-    A pod whose exit code is 128 or more is replaced, a lower one fails the job (`restartPolicy:
-    ExitCode`). The first that succeeds ends an elastic job, and the job's end stops the other pods
-    (`cleanPodPolicy: Running`).
+    A pod with an exit code of 128 or more is replaced; a lower code fails the job (`restartPolicy:
+    ExitCode`). The first pod that succeeds ends an elastic job, and the job's end stops the other
+    pods (`cleanPodPolicy: Running`).
     """
 
     def __init__(self, job: Object, pods: list[Pod], event: Callable[[str], None]) -> None:
@@ -62,15 +62,15 @@ class Controller:
 
     @property
     def done(self) -> bool:
-        """Is no pod left that runs, or will run?"""
+        """Does no pod run any more, and will none start?"""
         return not any(pod.alive or pod.waiting for pod in self.pods)
 
     def create(self) -> None:
-        """The job exists; its first pods come with the first tick."""
+        """Set Created; the first tick starts the pods."""
         self._condition("Created", "is created.")
 
     def tick(self, now: float) -> None:
-        """Start what is due, collect what has ended, decide what follows. `now`: monotonic."""
+        """Start pods that are due, and handle pods that have ended. `now`: monotonic."""
         for pod in self.pods:
             if pod.waiting and now >= pod.start_at:
                 self._start(pod, now)
@@ -80,12 +80,12 @@ class Controller:
         if not self.stopping and any(pod.phase == "Running" for pod in self.pods):
             self._condition("Running", "is running.")
         ended = [(pod, code) for pod in self.pods if (code := pod.poll()) is not None]
-        # The operator looks at failed pods before it counts the succeeded ones.
+        # The operator handles failed pods before succeeded ones.
         for pod, code in sorted(ended, key=lambda end: end[1] == 0):
             self._ended(pod, code, now)
 
     def stop(self, now: float) -> None:
-        """Ask every pod to stop; none is started again."""
+        """Ask every pod to stop; start none again."""
         self.stopping = True
         for pod in self.pods:
             pod.terminate(now)
@@ -97,7 +97,7 @@ class Controller:
             pod.kill()
 
     def suspended(self) -> None:
-        """The job was stopped before its end: as a suspended one, it has no pods."""
+        """Set Suspended: the job was stopped before its end, and has no pods."""
         self._condition("Suspended", "is suspended.")
 
     def _start(self, pod: Pod, now: float) -> None:
@@ -110,7 +110,7 @@ class Controller:
             self._ended(pod, pod.exit_code, now)
 
     def _ended(self, pod: Pod, code: int, now: float) -> None:
-        """Decide what follows a pod's exit."""
+        """Handle a pod's exit."""
         said = f"{pod.name} exited with {described(code)}"
         if code == 0:
             pod.phase = "Succeeded"

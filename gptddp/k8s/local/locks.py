@@ -1,6 +1,6 @@
-"""What a running local job owns alone: its folder, its loopback addresses and its port.
+"""Locks of a running local job: its folder, its loopback addresses and its port.
 
-All of it is freed by the kernel with the last process that holds it, however that process ends.
+The kernel frees them with the last process that holds them, however that process ends.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ _FIRST_PORT = 23456  # the rendezvous of slot n listens on this + n: below the e
 
 
 def lock(folder: Path, timeout_s: float = 15.0) -> int | None:
-    """Lock a job's folder, made if need be: a file descriptor, or None if another runner has it.
+    """Lock a job's folder, creating it if needed; returns a file descriptor, or None if locked.
 
-    A runner that was killed leaves its reaper behind for a moment: that is waited for.
+    After a runner was killed, its reaper still holds the lock for a moment: this waits for it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + timeout_s
@@ -42,12 +42,12 @@ def lock(folder: Path, timeout_s: float = 15.0) -> int | None:
 
 
 def is_running(folder: Path) -> bool:
-    """Is there a runner of the job, or is the end of its pods still going on?"""
+    """Does the job have a runner, or are its pods still ending?"""
     return files.is_locked(folder / "lock")
 
 
 def holder(folder: Path) -> int | None:
-    """The process id of the runner that has a job's lock, or had it last."""
+    """The process id of the runner that has, or last had, a job's lock."""
     try:
         return int((folder / "lock").read_text())
     except (OSError, ValueError):
@@ -55,7 +55,7 @@ def holder(folder: Path) -> int | None:
 
 
 def status(folder: Path) -> dict[str, Any]:
-    """What a job's `status.json` says; nothing where it cannot be read, or has another form."""
+    """The content of a job's `status.json`; {} if it cannot be read, or has another form."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         found: Any = files.read_json(folder / "status.json")
         for it in [found, *found["pods"].values()]:
@@ -67,7 +67,7 @@ def status(folder: Path) -> dict[str, Any]:
 
 
 def alive(pid: int | None) -> bool:
-    """Is there a process of this id that is not a zombie?"""
+    """Does a process of this id exist that is no zombie?"""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -78,8 +78,8 @@ def alive(pid: int | None) -> bool:
 def network(key: str) -> tuple[Network, socket.socket]:
     """Addresses 127.A.B.* and a port that no other running job has, and the socket that holds them.
 
-    A slot is taken by binding its address 127.A.B.1. The search begins at a slot of the key's own,
-    so that a job tends to have the same addresses each time.
+    A slot is taken by binding its address 127.A.B.1. The search begins at a slot derived from the
+    key, so that a job usually gets the same addresses.
     """
     first = zlib.crc32(key.encode())
     for offset in range(_SLOTS):
@@ -95,6 +95,6 @@ def network(key: str) -> tuple[Network, socket.socket]:
         except OSError:
             held.close()
     raise ConfigError(
-        "no loopback address of 127.64.0.0/12 can be had: a local job gives each pod one of its "
-        "own; see whether `ip address show lo` has 127.0.0.1/8"
+        "no loopback address of 127.64.0.0/12 is free, and a local job needs one for each pod: "
+        "see whether `ip address show lo` has 127.0.0.1/8"
     )

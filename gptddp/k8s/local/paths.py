@@ -1,10 +1,10 @@
-"""Where local jobs lie, as a user types it."""
+"""Paths of local jobs, as a user types them."""
 
 import os
 import shlex
 from pathlib import Path
 
-LOCAL_DIR = Path("gptddp-local")  # where --local-dir is not given
+LOCAL_DIR = Path("gptddp-local")  # default of --local-dir
 
 
 def relative_path(path: str | Path) -> str:
@@ -14,6 +14,6 @@ def relative_path(path: str | Path) -> str:
 
 
 def options_for(local_dir: Path) -> str:
-    """The options that name the jobs of this folder on a command line."""
+    """The options that select the jobs of this folder on a command line."""
     where = relative_path(local_dir.absolute())
     return " --local" + ("" if where == str(LOCAL_DIR) else f" --local-dir {shlex.quote(where)}")

@@ -1,7 +1,7 @@
 """Becomes a local pod's main process: `pod_main.py PARENT_PID CPUS PROGRAM [ARGUMENTS]`.
 
-A script of its own, because between fork and exec in a running Python little is safe. It ties the
-process to its runner's life and to its CPUs, and then is replaced by the program.
+A separate script, because little code is safe between fork and exec in a running Python. It ties
+the process to its runner and to its CPUs, and then becomes the program by exec.
 """
 
 import ctypes
@@ -13,14 +13,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Exit code 126 or 127 if the program cannot be started, as a shell has it.
+    """Start the program; exit code 126 or 127 if that is impossible, as in a shell.
 
-    A cluster would go on trying (StartError, code 128); here the job is to fail with the reason.
+    A cluster would retry for ever (StartError, code 128); here the job fails with the reason.
     """
     parent, cpus, *command = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(parent):
-        sys.exit(137)  # the runner had ended before the line above
+        sys.exit(137)  # the runner ended before the prctl call
     if cpus:
         os.sched_setaffinity(0, [int(cpu) for cpu in cpus.split(",")])
     for number in (signal.SIGPIPE, signal.SIGXFSZ):

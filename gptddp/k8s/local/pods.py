@@ -1,4 +1,4 @@
-"""Local pods: a process each, started and ended as the kubelet does with a container."""
+"""Local pods: one process each, started and ended like a container by the kubelet."""
 
 import contextlib
 import math
@@ -24,21 +24,21 @@ _POD_MAIN = str(Path(__file__).with_name("pod_main.py"))
 
 
 def utc_now() -> str:
-    """The time as Kubernetes writes it: UTC, whole seconds."""
+    """The current time in Kubernetes' format: UTC, whole seconds."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that starting a pod takes; worked out, and refused, before the first one starts."""
+    """Everything needed to start a pod; computed and checked before the first pod starts."""
 
     job: Object
     index: int
     address: str
     argv: list[str]
     env: dict[str, str]
-    folders: list[Path]  # made if they are missing
-    scratch: Path  # the pod's emptyDirs, gone with the pod
+    folders: list[Path]  # created if missing
+    scratch: Path  # the pod's emptyDirs, removed with the pod
     cpus: str  # comma-separated
 
     @property
@@ -58,9 +58,9 @@ class Plan:
 def plan(
     job: Object, network: Network, scratch: Path, volumes: Mapping[str, Path], key: str = ""
 ) -> list[Plan]:
-    """A plan for every pod. Raises ConfigError for what cannot run.
+    """A plan for every pod. Raises ConfigError for pods that cannot run.
 
-    `volumes`: folders by the names of volumes; `key`: what the job's Secret has on a cluster.
+    `volumes`: folders by volume name; `key`: the key that the job's Secret has on a cluster.
     """
     plans: list[Plan] = []
     cores, gpus = sorted(os.sched_getaffinity(0)), _gpu_names()
@@ -74,7 +74,7 @@ def plan(
         cpus = {cores[(next_core + k) % len(cores)] for k in range(count)}
         wanted = sum(int(n) for name, n in limits.items() if "gpu" in name)
         next_core, next_gpu = next_core + count, next_gpu + wanted
-        # A device plugin shows a container the devices that it asked for, and no others.
+        # A device plugin shows a container only the devices that it requested.
         env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(gpus[next_gpu - wanted : next_gpu]))
         argv = container.command(job, mounts, env)
         cpu_list, address = ",".join(map(str, sorted(cpus))), network.address(index)
@@ -88,7 +88,7 @@ def plan(
 
 
 def _gpu_names() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name]
@@ -107,12 +107,12 @@ class Pod:
         self.phase = "Pending"
         self.process: subprocess.Popen[bytes] | None = None
         self.fd = -1  # readable once the process has ended; -1: none
-        self.log_start = 0  # where the log of the newest process begins
-        self.start_at = 0.0  # no start before this time; inf: none at all
+        self.log_start = 0  # offset of the newest process's first line in the log
+        self.start_at = 0.0  # earliest time of the next start; inf: never
         self.deadline = math.inf  # of a graceful stop
         self.exit_code: int | None = None
         self.started, self.started_text = -math.inf, ""
-        self.ending = False  # asked to stop: whatever its exit code, no other follows
+        self.ending = False  # asked to stop: not replaced, whatever its exit code
 
     @property
     def alive(self) -> bool:
@@ -120,12 +120,12 @@ class Pod:
 
     @property
     def waiting(self) -> bool:
-        """Will it be started when its time has come?"""
+        """Will it be started later?"""
         return self.process is None and math.isfinite(self.start_at)
 
     @property
     def due(self) -> float:
-        """When something has to be done: the start of the next process, or SIGKILL."""
+        """Time of the next action: the start of the next process, or SIGKILL."""
         return self.deadline if self.process else self.start_at
 
     def start(self, now: float) -> None:
@@ -146,14 +146,14 @@ class Pod:
                 stderr=subprocess.STDOUT,
             )
         self.phase, self.fd = "Running", -1
-        with contextlib.suppress(OSError):  # an old kernel: then its end is seen at the next tick
+        with contextlib.suppress(OSError):  # an old kernel: the next tick notices its end
             self.fd = os.pidfd_open(self.process.pid)
 
     def poll(self) -> int | None:
         """The exit code once the main process has ended (128 + n for signal n), else None.
 
-        The other processes of the pod end with it. It is reaped last: until then its pid, which
-        names their session, cannot be given to another process.
+        Kills the pod's other processes before it reaps the main process: until then its pid, which
+        names their session, cannot be reused.
         """
         if self.process is None:
             return None
@@ -169,7 +169,7 @@ class Pod:
         return self.exit_code
 
     def terminate(self, now: float) -> None:
-        """SIGTERM to the main process, as the kubelet does; `poll` in time, or `kill`."""
+        """SIGTERM to the main process, like the kubelet; `kill` it after `deadline`."""
         self.ending, self.start_at = True, math.inf
         if self.process and math.isinf(self.deadline):
             self.deadline = now + self.plan.grace_s
@@ -183,7 +183,7 @@ class Pod:
             reaper.sweep(self.tag, [self.process.pid], timeout_s=2.0)
 
     def recreate(self) -> None:
-        """Another pod of the same name: empty scratch; at most one a second."""
+        """Plan another pod of the same name with empty scratch; at most one per second."""
         self.phase, self.start_at = "Pending", self.started + 1.0
         self.wipe()
 
@@ -192,7 +192,7 @@ class Pod:
         shutil.rmtree(self.plan.scratch, ignore_errors=True)
 
     def last_line(self) -> str:
-        """The last line that the newest process wrote, at most 500 characters."""
+        """The last line of the newest process, at most 500 characters."""
         lines = [line.strip() for line in end_of(self.log, 4096, self.log_start)]
         return next((visible(line[:500]) for line in reversed(lines) if line), "")
 

@@ -1,10 +1,10 @@
-"""Nothing of a local job outlives its runner: find a pod's processes, and end them.
+"""Finds and kills the processes of local pods, so that none outlives its runner.
 
-A container's processes die with it because they share a namespace. Without root there is none, so
-every process of a local pod carries a tag in its environment, which its children inherit, and the
-pod's main process leads a session. Run as a script, this is the reaper of a job: it reads the
-sessions from its standard input, a pipe held by the runner alone, and at its end kills what is
-left. It also inherits the job's locks, so that they are free only when the last process is gone.
+A container's processes die with it because they share a namespace, which requires root. Here every
+process of a local pod has a tag in its environment, which its children inherit, and the pod's main
+process leads a session. Run as a script, this is the reaper of a job: it reads the sessions from
+stdin, a pipe held only by the runner, and when the pipe closes it kills the remaining processes. It
+also inherits the job's locks, so that they are free only when the last process is gone.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ TAG = "GPTDDP_LOCAL_POD"
 
 
 def members(prefix: str, known: Collection[int] = ()) -> list[int]:
-    """Living processes whose tag starts with `prefix`, and all in their or the known sessions.
+    """Live processes whose tag starts with `prefix`, and all in their or the known sessions.
 
-    The sessions catch a process that was started with another environment.
+    The sessions catch processes that were started with another environment.
     """
     needle = f"{TAG}={prefix}".encode()
     sessions: dict[int, int] = {}
@@ -39,15 +39,15 @@ def members(prefix: str, known: Collection[int] = ()) -> list[int]:
                 if any(item.startswith(needle) for item in file.read().split(b"\0")):
                     tagged.add(int(entry))
         except (OSError, IndexError):
-            continue  # gone meanwhile, or another user's
+            continue  # the process has ended, or is another user's
     ours = ({sessions[pid] for pid in tagged} | set(known)) - {os.getsid(0)}
     return [pid for pid, session in sessions.items() if pid in tagged or session in ours]
 
 
 def sweep(prefix: str, known: Collection[int] = (), timeout_s: float = 10.0) -> list[int]:
-    """SIGKILL until two scans in a row find no process; returns those that are left at the limit.
+    """SIGKILL until two scans in a row find no process; returns the processes left at the limit.
 
-    Two, because a process that is just being started shows an empty environment for a moment.
+    Two, because a process that is just starting has an empty environment for a moment.
     """
     began, clean, alive = time.monotonic(), 0, []
     while clean < 2 and time.monotonic() < began + timeout_s:
@@ -63,10 +63,10 @@ def sweep(prefix: str, known: Collection[int] = (), timeout_s: float = 10.0) -> 
 def main() -> None:
     """`reaper.py PREFIX [FOLDER]`: at the end of stdin, kill the pods and remove the folder.
 
-    Each line of stdin names the sessions of all pods that are up; the last line counts.
+    Each line of stdin has the sessions of all running pods; the last line counts.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the runner; this process ends after it
+        signal.signal(number, signal.SIG_IGN)  # for the runner; this process ends after it
     last = ["", *sys.stdin][-1]
     sweep(sys.argv[1], [int(session) for session in last.split()])
     for folder in sys.argv[2:]:

@@ -1,11 +1,11 @@
-"""Runs a PyTorchJob on this machine, a process per pod, as the operator and the kubelets would.
+"""Runs a PyTorchJob on this machine, one process per pod, as the operator and the kubelets would.
 
 LOCAL_DIR/volumes/<claim>/           a PersistentVolumeClaim
-LOCAL_DIR/jobs/<name>/manifest.yaml  what runs; another manifest of the same name is refused
+LOCAL_DIR/jobs/<name>/manifest.yaml  the job; another manifest of the same name is refused
 LOCAL_DIR/jobs/<name>/status.json    conditions, pods with their pids and addresses
-LOCAL_DIR/jobs/<name>/code/          its own code, as its ConfigMaps have it, a file a key
+LOCAL_DIR/jobs/<name>/code/          its own code, one file per key of its ConfigMaps
 LOCAL_DIR/jobs/<name>/logs/<pod>.log
-LOCAL_DIR/jobs/<name>/pods/<pod>/    emptyDirs, gone with the pod
+LOCAL_DIR/jobs/<name>/pods/<pod>/    emptyDirs, removed with the pod
 """
 
 import base64
@@ -44,7 +44,7 @@ from gptddp.k8s.observe.pod_log import CONTAINER
 from gptddp.k8s.render.code_volume import VOLUME as CODE
 from gptddp.k8s.render.difference import compare
 
-_LONGEST = 48  # characters of a job's folder, see `_scratch`
+_LONGEST = 48  # maximum characters of a job's folder, see `_scratch`
 
 
 def run(
@@ -54,12 +54,12 @@ def run(
     volumes: Mapping[str, Path] | None = None,
     verbose: bool = False,
 ) -> int:
-    """Run a job to its end: what `render` makes, of which the last is the PyTorchJob.
+    """Run a job to its end; `objects`: the output of `render`, the PyTorchJob last.
 
     Returns the exit code. `volumes` maps claims to folders outside of `local_dir`. Raises
-    ConfigError or DataError, with nothing started and nothing written, for what cannot be run. A
-    job that was stopped, killed or has failed goes on; one that has succeeded or is running is
-    left alone.
+    ConfigError or DataError, before anything is started or written, if the job cannot run. A job
+    that was stopped or killed or has failed continues; a job that has succeeded or is running
+    is not touched.
     """
     job, local_dir, volumes = objects[-1], local_dir.absolute(), volumes or {}
     folder = local_dir / "jobs" / job["metadata"]["name"]
@@ -68,7 +68,7 @@ def run(
         volume: volumes.get(claim, local_dir / "volumes" / claim)
         for volume, claim in volume_claims(worker_pod_spec(job))
     }
-    folders = {CODE: folder / "code", **claims}  # of the volumes that outlive a pod
+    folders = {CODE: folder / "code", **claims}  # of volumes that outlive a pod
     trial = pods.plan(job, Network("127.0.0", 1), folder / "pods", folders)[0]
     _check_dataset(trial)
     screen = Screen(folder.name)
@@ -85,13 +85,13 @@ def run(
             assert lock is not None
             for path in claims.values():
                 path.mkdir(parents=True, exist_ok=True)
-            reaper.sweep(f"{folder}#")  # of a runner that was killed together with its reaper
+            reaper.sweep(f"{folder}#")  # pods of a runner that was killed together with its reaper
             network, addresses = locks.network(str(folder))
             stack.enter_context(addresses)
             scratch, temporary = _scratch(folder)
             _write_code(objects, folder / "code")
             if unused := _without_meaning(job):
-                screen.event(f"warning: without meaning for processes: {', '.join(unused)}")
+                screen.event(f"warning: no effect with --local: {', '.join(unused)}")
             plans = pods.plan(job, network, scratch, folders, key=secrets.token_hex(32))
             tag = f"{folder}#{uuid.uuid4().hex}/"
             sessions = stack.enter_context(_reaper(tag, (lock, addresses.fileno()), temporary))
@@ -100,14 +100,14 @@ def run(
         return runner.run(sessions, interrupts)
 
 
-# -- what cannot be run ------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------
 
 
 def _check(job: Object, volumes: Mapping[str, Path]) -> None:
     if sys.platform != "linux":
         raise ConfigError(
-            f"--local needs Linux, and this is {sys.platform}: a pod gets a loopback address of its"
-            " own (127.A.B.x), its share of the CPUs, and dies with its job, none of which works"
+            f"--local needs Linux, and this is {sys.platform}: a pod gets its own loopback address"
+            " (127.A.B.x) and its share of the CPUs, and ends with its job, none of which works"
             " here; run it in a Linux container or machine, or one process with `gptddp train`"
         )
     count = replica_count(worker_spec(job))
@@ -121,7 +121,7 @@ def _check(job: Object, volumes: Mapping[str, Path]) -> None:
 
 
 def _check_dataset(plan: pods.Plan) -> None:
-    """Our own launcher needs a dataset; a command of the manifest's may need anything."""
+    """Raise DataError if our launcher has no dataset; a command of the manifest needs none."""
     data = plan.option("--data")
     if container_of(plan.job).get("command") or not data:
         return
@@ -129,12 +129,12 @@ def _check_dataset(plan: pods.Plan) -> None:
         where = shlex.quote(relative_path(data))
         raise DataError(
             f"there is no dataset in {where}: make one with `gptddp prepare SOURCE... --out "
-            f"{where}`, or say where it is with --volume CLAIM=FOLDER"
+            f"{where}`, or set its folder with --volume CLAIM=FOLDER"
         )
 
 
 def _check_same(folder: Path, job: Object) -> None:
-    """Refuse to go on with another manifest than the job's folder has."""
+    """Raise ConfigError if the job's folder has another manifest."""
     try:
         old = yaml.safe_load((folder / "manifest.yaml").read_text("utf-8"))
     except (OSError, yaml.YAMLError):
@@ -143,15 +143,15 @@ def _check_same(folder: Path, job: Object) -> None:
     if found := [f"  {it}" for it in compare(old, job)]:
         head = (
             f"the job {name} exists with another manifest; use another --name, or `gptddp-k8s "
-            f"delete {name}{options_for(folder.parents[1])}` to begin it anew (its run is then "
-            "continued):"
+            f"delete {name}{options_for(folder.parents[1])}` to start it again (which continues "
+            "its run):"
         )
         more = [f"  ... and {len(found) - 12} more"] if len(found) > 12 else []
         raise ConfigError("\n".join([head, *found[:12], *more]))
 
 
 def _left_alone(folder: Path, lock: int | None, trial: pods.Plan) -> str:
-    """Why there is nothing to do: it runs already, or it has succeeded and its run is there."""
+    """Why there is nothing to do: the job runs already, or it has succeeded and its run exists."""
     if lock is None:
         where = relative_path(folder / "status.json")
         return f"is already running, as process {locks.holder(folder)}; see {where}"
@@ -163,7 +163,7 @@ def _left_alone(folder: Path, lock: int | None, trial: pods.Plan) -> str:
 
 
 def _without_meaning(job: Object) -> list[str]:
-    """What a --patch has brought that would change what the pods do on a cluster, and not here."""
+    """Parts added by --patch that have an effect on a cluster, and none here."""
     spec, policy = worker_pod_spec(job), worker_spec(job).get("restartPolicy")
     others = [it for it in spec["containers"] if it["name"] != CONTAINER]
     found = [f"the container {it['name']}" for it in [*(spec.get("initContainers") or []), *others]]
@@ -177,7 +177,7 @@ def _without_meaning(job: Object) -> list[str]:
     return found
 
 
-# -- what is made ------------------------------------------------------------------------------
+# -- files and the reaper ----------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -192,7 +192,7 @@ def _os_errors_refused(local_dir: Path) -> Iterator[None]:
 
 
 def _write_code(objects: Sequence[Object], folder: Path) -> None:
-    """The ConfigMaps with the job's own code, all in one folder: their keys are hashes."""
+    """Write the ConfigMaps of the job's own code into one folder: their keys are hashes."""
     for it in objects:
         if it["kind"] == "ConfigMap":
             folder.mkdir(exist_ok=True)
@@ -201,13 +201,13 @@ def _write_code(objects: Sequence[Object], folder: Path) -> None:
 
 
 def _scratch(folder: Path) -> tuple[Path, list[str]]:
-    """Where emptyDirs lie, and a folder to remove at the end, if one was needed.
+    """The folder of emptyDirs, and the folders to remove at the end.
 
-    TMPDIR is one of them, and the path of a Unix socket may have 107 characters only: a job deep
-    down in the file system reaches its own folder through a link.
+    TMPDIR is an emptyDir, and a Unix socket's path has at most 107 characters: a job with a long
+    path uses its folder through a link.
     """
     real = folder / "pods"
-    shutil.rmtree(real, ignore_errors=True)  # of a runner that was killed
+    shutil.rmtree(real, ignore_errors=True)  # left by a killed runner
     if len(str(folder)) <= _LONGEST:
         return real, []
     real.mkdir()
@@ -218,7 +218,7 @@ def _scratch(folder: Path) -> tuple[Path, list[str]]:
 
 @contextlib.contextmanager
 def _reaper(tag: str, locks: tuple[int, ...], temporary: list[str]) -> Iterator[IO[str]]:
-    """Start the process that ends the pods' processes when this one has ended; its stdin."""
+    """Start the process that ends the pods' processes after this process; yields its stdin."""
     command = [sys.executable, "-I", "-S", reaper.__file__, tag, *temporary]
     with subprocess.Popen(
         command,
@@ -230,4 +230,4 @@ def _reaper(tag: str, locks: tuple[int, ...], temporary: list[str]) -> Iterator[
         text=True,
     ) as process:
         assert process.stdin
-        yield process.stdin  # leaving closes it, at which the reaper ends, and waits for that
+        yield process.stdin  # Popen's exit closes it, and waits for the reaper to end

@@ -1,4 +1,4 @@
-"""Runs the pods of a local job: the loop, the signals, what is shown and recorded."""
+"""Runs the pods of a local job: the loop, the signals, the screen and `status.json`."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ TICK_S = 0.2  # between two reads of the logs and the clock; an ended pod is not
 
 
 class Interrupts:
-    """Ctrl-C or SIGTERM asks for a stop; Ctrl-C again, a moment later, for a kill."""
+    """Ctrl-C or SIGTERM requests a stop; Ctrl-C again, a moment later, a kill."""
 
     def __init__(self) -> None:
         self.stop = self.kill = False
@@ -42,7 +42,7 @@ class Interrupts:
     @contextlib.contextmanager
     def installed(self) -> Iterator["Interrupts"]:
         """Handle the signals. An ignored SIGHUP (nohup) stays ignored; an ignored SIGINT (a
-        script's `&`) does not, as nobody sends it but to stop the job."""
+        script's `&`) does not, as it is only sent to stop the job."""
         old = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -56,7 +56,7 @@ class Interrupts:
 
 
 class Runner:
-    """Runs a local job until it has ended, or is stopped."""
+    """Runs a local job until it ends or is stopped."""
 
     def __init__(
         self, job: Object, folder: Path, plans: list[pods.Plan], tag: str, verbose: bool
@@ -80,7 +80,7 @@ class Runner:
         self.controller = Controller(job, self.pods, self._event)
 
     def run(self, reaper: IO[str], interrupts: Interrupts) -> int:
-        """The loop; returns the exit code. `reaper`, a stream, gets the pods' sessions."""
+        """Run the loop; returns the exit code. `reaper`: a stream that gets the pods' sessions."""
         began = time.monotonic()
         logs = relative_path(self.folder / "logs")
         self.screen.event(f"{len(self.pods)} pods on {self.first.address} and up; {logs}")
@@ -100,7 +100,7 @@ class Runner:
         return self._end(time.monotonic() - began)
 
     def _wait(self, now: float) -> None:
-        """Until a process has ended, a pod is due, or a tick is over."""
+        """Wait until a process ends, a pod is due, or a tick is over."""
         fds = [pod.fd for pod in self.pods if pod.alive and pod.fd >= 0]
         soonest = min(pod.due for pod in self.pods) - now
         if not self.controller.done:
@@ -110,7 +110,7 @@ class Runner:
         sessions = [pod.process.pid for pod in self.pods if pod.process]
         if sessions != self.sessions:
             self.sessions = sessions
-            # An error says that the reaper was killed: a sweep still finds the pods by their tags.
+            # An error means that the reaper was killed: a sweep still finds the pods by their tags.
             with contextlib.suppress(OSError):
                 print(*sessions, file=reaper, flush=True)
 
@@ -134,7 +134,7 @@ class Runner:
         self._write_status()
 
     def _write_status(self) -> None:
-        """Keep `status.json` as it is: the job does not depend on it."""
+        """Update `status.json`; errors are ignored, as the job does not depend on it."""
         value: dict[str, Any] = {
             "name": self.controller.name,
             "pid": os.getpid(),
@@ -145,12 +145,12 @@ class Runner:
         }
         text = json.dumps(value, indent=1) + "\n"
         if text != self.status_text:
-            with contextlib.suppress(OSError):  # of a full disk: the next change is tried again
+            with contextlib.suppress(OSError):  # a full disk: the next change is written
                 write_text(self.folder / "status.json", text)
             self.status_text = text
 
     def _end(self, elapsed_s: float) -> int:
-        """Say how it ended, and what to type next."""
+        """Print how the job ended and the next command; returns the exit code."""
         controller, screen = self.controller, self.screen
         screen.logs(rest=True)
         if not controller.conditions.final:
@@ -160,7 +160,7 @@ class Runner:
         screen.progress(self._parts(), 0.0)
         if controller.conditions.has("Failed"):
             screen.event(f"failed after {units.duration(round(elapsed_s))}: {controller.failure}")
-            screen.event(f"the whole log: {relative_path(str(controller.failed_log))}")
+            screen.event(f"full log: {relative_path(str(controller.failed_log))}")
             return FAILED
         if controller.conditions.has("Succeeded"):
             run = self.run_dir and shlex.quote(relative_path(self.run_dir))
@@ -172,9 +172,9 @@ class Runner:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file at once: a reader sees the old one or the new one.
+    """Replace a file atomically: a reader sees the old content or the new.
 
-    Without fsync, which can take seconds beside a checkpoint and would delay a pod's restart.
+    Without fsync, which can take seconds during a checkpoint and would delay a pod's restart.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

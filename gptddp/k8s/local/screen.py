@@ -1,4 +1,4 @@
-"""What the user of a local job sees: events, how far it is, the pods' logs on request."""
+"""The screen of a local job: events, progress, and on request the pods' logs."""
 
 import contextlib
 import json
@@ -23,16 +23,16 @@ TERMINAL_EVERY_S, PLAIN_EVERY_S = 0.5, 10.0
 
 
 class Progress:
-    """How far the training is, by the log of rank 0's pod and the newest step of the run."""
+    """The training's progress, from the log of rank 0's pod and the newest step of the run."""
 
     def __init__(self, logs: Sequence[Path], run_dir: str | None, per_pod: int = 1) -> None:
-        """`logs`: of all pods, as any may have rank 0; `per_pod`: ranks."""
+        """`logs`: the logs of all pods, as any may have rank 0; `per_pod`: ranks per pod."""
         self._logs, self._run_dir, self._per_pod = logs, run_dir, per_pod
 
     def parts(self, begun: Mapping[str, float], goes_on: bool = True) -> list[str]:
         """The most important first: `step 120/400`, `loss 3.2140`, `ETA 1 min 23 s`, `pods 4/4`...
 
-        begun: when the pods were started, as for `world.of_pods`. goes_on: they are not to end.
+        begun: start times of the pods, as for `world.of_pods`. goes_on: the job is not ending.
         """
         logs = [[(None, line) for line in end_of(log, _TAIL_BYTES)] for log in self._logs]
         found = progress(line for _, line in of_rank_0(logs))
@@ -60,9 +60,9 @@ class Progress:
 
 
 def newest(run: Path) -> dict[str, Any]:
-    """Step, loss, speed, ranks and time of the last whole line of a run's log, where it has them.
+    """Step, loss, speed, ranks and time in the last whole line of a run's log, if it has them.
 
-    That is the end of `log.<generation>.jsonl` of the highest generation. Every step has a line
+    Reads the end of `log.<generation>.jsonl` of the highest generation. Every step has a line
     there; the readable lines of a pod's log are `log_every` steps apart.
     """
     names = ((path.name.split(".")[1], path) for path in run.glob("log.*.jsonl"))
@@ -76,9 +76,9 @@ def newest(run: Path) -> dict[str, Any]:
 
 
 def end_of(path: Path, nbytes: int, begin: int = 0, *, whole: bool = False) -> list[str]:
-    """The lines in the last bytes of a file, from `begin` on; none where it cannot be read.
+    """The lines in the last bytes of a file, from `begin` on; [] if it cannot be read.
 
-    whole: without a last one that has no end yet.
+    whole: without a last line that is not yet terminated.
     """
     with contextlib.suppress(OSError), open(path, "rb") as file:
         file.seek(max(begin, file.seek(0, os.SEEK_END) - nbytes))
@@ -89,13 +89,13 @@ def end_of(path: Path, nbytes: int, begin: int = 0, *, whole: bool = False) -> l
 
 
 class GrowingLog:
-    """A pod's log, read on from where the last read has ended."""
+    """A pod's log; each read continues where the last read ended."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path, self._offset = path, offset
 
     def lines(self, *, rest: bool = False) -> list[str]:
-        """The new whole lines; with `rest` also a last, open one."""
+        """The new whole lines; with `rest` also a last, unterminated line."""
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
             file.seek(self._offset)
             data = file.read()
@@ -116,22 +116,22 @@ class Screen:
         self._logs: dict[str, GrowingLog] = {}
 
     def event(self, text: str) -> None:
-        """One line that stays."""
+        """Print one line that stays."""
         self._screen.write(f"[{self.name}] {text}\n")
 
     def follow(self, prefix: str, log: Path) -> None:
-        """Show what a pod writes from now on."""
+        """Show the lines that a pod writes from now on."""
         self._logs[prefix] = GrowingLog(log, log.stat().st_size if log.exists() else 0)
 
     def logs(self, *, rest: bool = False) -> None:
-        """Print the new whole lines of the followed logs; with `rest` also a last, open one."""
+        """Print new whole lines of the followed logs; with `rest` also a last, unterminated one."""
         for prefix, log in self._logs.items():
             if lines := log.lines(rest=rest):
                 out = self._screen if self._screen.draws and self._out.draws else self._out
                 out.write("".join(f"[{prefix}] {line}\n" for line in lines))
 
     def progress(self, parts: list[str], now: float) -> None:
-        """The line that is drawn on a terminal, and written where it is new elsewhere."""
+        """Draw the progress line on a terminal; elsewhere print it when it changes."""
         self._next = now + (TERMINAL_EVERY_S if self._screen.draws else PLAIN_EVERY_S)
         if self._screen.draws:
             self._screen.show(parts)
@@ -140,9 +140,9 @@ class Screen:
             self.event("  ".join(parts))
 
     def due(self, now: float) -> bool:
-        """Is it time for `progress`?"""
+        """Is `progress` due?"""
         return now >= self._next
 
     def close(self) -> None:
-        """Leave the terminal with the lines that stay."""
+        """Remove the progress line; the other lines stay."""
         self._screen.close()

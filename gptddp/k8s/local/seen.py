@@ -1,6 +1,6 @@
-"""A local job as a cluster would show it: for the commands that look at jobs, with --local.
+"""Local jobs in the form of a cluster's objects, for the commands that read jobs, with --local.
 
-Read from the job's folder: manifest.yaml, status.json, logs/. Nothing is written.
+Reads manifest.yaml, status.json and logs/ in the job's folder. Writes nothing.
 """
 
 import socket
@@ -23,7 +23,7 @@ from gptddp.k8s.render.companions import JOB_NAME, OURS
 
 
 class LocalJobs(Cluster):
-    """The jobs of one --local-dir, by the questions that are asked of a cluster."""
+    """The jobs of one --local-dir, with the read methods of a cluster."""
 
     local = True
 
@@ -32,12 +32,12 @@ class LocalJobs(Cluster):
         self.jobs = local_dir / "jobs"
 
     def get(self, kind: str, name: str, part: str = "") -> Object | None:
-        """The PyTorchJob or the pod of this name. Raises ClusterError for a file that is none."""
+        """The PyTorchJob or the pod of this name. Raises ClusterError for an invalid manifest."""
         found = self.find(kind) if kind != JOB else [self._job(name)]
         return next((it for it in found if it and it["metadata"]["name"] == name), None)
 
     def find(self, kind: str, selector: str = "", everywhere: bool = False) -> list[Object]:
-        """All jobs, or the pods of all, or of the job that `selector` ends with."""
+        """All jobs, or the pods of all jobs or of the job that `selector` ends with."""
         names = sorted(files.names_in(self.jobs))
         jobs = [job for name in names if (job := self._job(name))]
         if kind == JOB:
@@ -46,28 +46,28 @@ class LocalJobs(Cluster):
         return [pod for name in names if wanted in (name, "", OURS) for pod in self._pods(name)]
 
     def events(self, name: str) -> list[Object]:
-        """None: what happens to a local job is on the screen of its `submit`."""
+        """Always empty: a local job's events are on the screen of its `submit`."""
         return []
 
     def log(self, pod_name: str, *, tail: int | None = None, **_: Any) -> Iterator[str]:
-        """The last lines of a pod's log, without times; none of a pod of that name before it."""
+        """The last lines of a pod's log, without times, and without lines of earlier pods."""
         path = self.log_of(pod_name)
         pod: Any = (locks.status(path.parents[1]).get("pods") or {}).get(pod_name) or {}
         begin = it if isinstance(it := pod.get("logStart"), int) else 0
         return iter(end_of(path, 500 * (tail or 0), begin)[-(tail or 0) :])
 
     def log_of(self, pod_name: str) -> Path:
-        """The file with what all pods of this name have written."""
+        """The log file of all pods of this name."""
         return self.jobs / pod_name.rpartition("-worker-")[0] / "logs" / f"{pod_name}.log"
 
     def not_found(self, name: str) -> NotFoundError:
-        """The error for a name without a job, with the names that may have been meant."""
+        """The error for a name without a job, with similar names."""
         near = self.near(JOB, name)
         there = f"there are {', '.join(near)}" if near else "--local-dir names another folder"
         return NotFoundError(f"no local job {name} in {self.namespace}: {there}")
 
     def _job(self, name: str) -> Object | None:
-        """As the manifest has it; a job that nobody runs and that has not ended is suspended."""
+        """The job of the manifest; if it has not ended and has no runner, it is suspended."""
         folder = self.jobs / name
         status = locks.status(folder)
         try:
@@ -80,7 +80,7 @@ class LocalJobs(Cluster):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError) as bad:
-            why_not = str(bad) if isinstance(bad, OSError) else "it is no manifest of a job"
+            why_not = str(bad) if isinstance(bad, OSError) else "it is no job manifest"
             raise ClusterError(
                 f"{relative_path(folder / 'manifest.yaml')} cannot be read: {why_not}; `gptddp-k8s "
                 f"delete {name}{self.flags}` removes the job's folder; its volumes stay"
@@ -95,7 +95,7 @@ class LocalJobs(Cluster):
         return [self._pod(job, name, entry, runs) for name, entry in pods.items()]
 
     def _pod(self, job: str, name: str, entry: dict[str, Any], runs: bool) -> Object:
-        """`runs`: the job does; without it no pod is there, whatever was said last."""
+        """A pod's object; `runs`: whether the job runs; if not, no pod does, whatever its entry."""
         phase, code, started = map(entry.get, ("phase", "exitCode", "startTime"))
         state: Object = {"waiting": {}}
         if up := runs and phase == "Running" and locks.alive(entry.get("pid")):

@@ -12,7 +12,7 @@ from gptddp.k8s.observe.pod_log import CONTAINER
 
 _PATCH = 'kubectl patch pytorchjob $job --type merge -p \'{"spec": {"runPolicy": %s}}\''
 _RESUME = _PATCH % '{"suspend": false}'
-# Commands for a job that is not ours, as gptddp-k8s would refuse. A Workload is not known by name.
+# kubectl commands for a job that is not ours. `held` has none: its Workload's name is unknown.
 _NOT_OURS = {"in-vain": _PATCH % '{"suspend": true}', "suspended": _RESUME, "no-kueue": _RESUME}
 _NOT_OURS["held"] = ""
 
@@ -21,7 +21,7 @@ _NOT_OURS["held"] = ""
 class Cause:
     """One thing that keeps pods from running.
 
-    `text` names the object and the field; `command` shows the rest, or mends it.
+    `text` names the object and the field; `command` shows more, or fixes it.
     """
 
     id: str
@@ -43,14 +43,14 @@ def cause(
 ) -> Cause:
     """A cause with its command for this job, pod and cluster.
 
-    `name`: of a pod that is gone. `named`: what else the command names, as a claim.
+    `name`: name of a pod that is gone. `named`: other names in the command, such as a claim.
     """
     name = str(pod["metadata"]["name"]) if pod else name
     pods = (name,) if name else ()
     command = KNOWN[id].command
     if id in _NOT_OURS and not is_ours(facts.job, facts.name):
         command = _NOT_OURS[id]
-    if facts.local or not command:  # no cluster is asked: what there is to say is in the text
+    if facts.local or not command:  # without a cluster the text says everything
         return Cause(id, text, pods)
     if facts.job.get("kind") == "Job":  # of `prepare` and `sample`
         command = command.replace("pytorchjob", "job")
@@ -68,7 +68,7 @@ def cause(
 
 
 def in_order(causes: Iterable[Cause]) -> list[Cause]:
-    """The most important first, in the order of the table; what holds of several pods is one."""
+    """Sort by importance, in the order of KNOWN; merge equal causes of several pods into one."""
     found: dict[tuple[str, str], Cause] = {}
     for it in causes:
         before = found.get((it.id, it.text))

@@ -1,4 +1,4 @@
-"""How containers ended: by themselves, with an exit code and last words, or from outside."""
+"""How containers ended: by themselves, with an exit code and a message, or from outside."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from gptddp.k8s.objects import Object, container_statuses, event_time, seconds
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER
 
-AROUND_S = 90.0  # between the end of a pod and its events
+AROUND_S = 90.0  # maximum time between the end of a pod and the events about it
 # Reasons of events about a pod that is ended from outside.
 _FROM_OUTSIDE = (
     "Evicted", "Preempted", "TaintManagerEviction", "NodeNotReady", "NodeShutdown", "Terminated",
@@ -17,7 +17,7 @@ _FROM_OUTSIDE = (
 
 
 class End(NamedTuple):
-    """A bad end of a container; `previous`: another one has been started in it, or will be."""
+    """A bad end of a container; `previous`: the container has restarted since, or will."""
 
     pod: Object
     status: Object  # the container's
@@ -30,15 +30,14 @@ class End(NamedTuple):
 
     @property
     def by_node(self) -> bool:
-        """Did its node end the pod? The pod's status has the reason then."""
+        """Did the node end the pod? Then the pod's status has the reason."""
         return bool((self.pod.get("status") or {}).get("reason"))
 
 
 def ends(pods: Iterable[Object]) -> list[End]:
-    """Bad ends of containers; the first is the one that the others follow from.
+    """Bad ends of containers; the first is the cause of the others.
 
-    An error of the container's own goes before its being killed, one that a rank has reported
-    before the ends of its peers, then the first in time.
+    Order: exits before kills, an error reported by a rank before the ends of its peers, then time.
     """
     found = [
         End(pod, status, terminated, key == "lastState")
@@ -57,12 +56,12 @@ def _order(terminated: Object) -> tuple[bool, bool, float]:
 
 
 def _killed(terminated: Object) -> bool:
-    """Did a signal end the container, and not its own exit?"""
+    """Did a signal end the container?"""
     return int(terminated.get("exitCode") or 0) >= exit_codes.FIRST_RETRYABLE
 
 
 def end_in_words(facts: Facts, end: End) -> str:
-    """How a container ended, and who has killed it where that is known."""
+    """How a container ended, and what killed it if known."""
     at = seconds(end.terminated.get("finishedAt")) or 0.0
     outside = from_outside(facts, str(end.pod["metadata"]["name"]), end.terminated, at)
     text = outside or how_it_ended(end.pod, end.container, end.terminated)
@@ -70,7 +69,7 @@ def end_in_words(facts: Facts, end: End) -> str:
 
 
 def how_it_ended(pod: Object, container: str, terminated: Object) -> str:
-    """How a container of a pod, or of a template of pods, ended: with the reason it gave last."""
+    """How a container of a pod (or of a pod template) ended, with its exit code and message."""
     if terminated.get("reason") == "OOMKilled":
         spec = pod.get("spec") or {}
         containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
@@ -87,9 +86,9 @@ def how_it_ended(pod: Object, container: str, terminated: Object) -> str:
 
 
 def from_outside(facts: Facts, pod_name: str, terminated: Object, at: float) -> str:
-    """Who ended a container at this time, in the words of its pod's events; "" if none says so.
+    """What ended a container at this time, in the words of its pod's events; "" if not known.
 
-    The exit code of a container that was killed does not say by whom: events do, for an hour.
+    The exit code of a killed container does not say what killed it; events do, for an hour.
     """
     if not _killed(terminated) or terminated.get("reason") == "OOMKilled":
         return ""

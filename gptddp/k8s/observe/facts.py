@@ -1,4 +1,4 @@
-"""What is known of a job at one moment: the PyTorchJob, its pods, and the events about them."""
+"""The state of a job at one moment: the PyTorchJob, its pods, and the events about them."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ from gptddp.k8s.observe import queue
 from gptddp.k8s.observe.queue import Queue
 from gptddp.k8s.render.companions import JOB_NAME
 
-_MOST_PODS = 5  # of those that are not ready, or new: whose events are asked for
-_NEW_S = 60.0  # a pod's age in which the events of the one before it are news
-# Warnings that say nothing of why: a retry is put off, or a node has more name servers than three.
+_MOST_PODS = 5  # limit of pods, not ready or new, whose events are fetched
+_NEW_S = 60.0  # age of a pod up to which the events of its predecessor matter
+# Warnings that are no cause: a retry is delayed, or a node has more than three name servers.
 _NO_REASONS = ("BackOff", "DNSConfigForming")
 _NO_EVENTS = "you may not list the events of this namespace"
 
@@ -36,10 +36,10 @@ _NO_EVENTS = "you may not list the events of this namespace"
 class Facts:
     """A PyTorchJob, its pods by role and index, events about them, and when they were fetched.
 
-    `flags` name the cluster on a command line. `log` is the end of rank 0's: times and lines, None
-    where it was not read; `rank_0`: its pod, "" where it has no line of rank 0's. `queue`: what
-    Kueue knows of a job of its own. `unseen`: a word where events may not be read. `claims`: those
-    of the pods without a node, None where there is no such claim.
+    `flags`: options that name the cluster on a command line. `log`: the end of rank 0's log, as
+    times and lines, None if not read. `rank_0`: the pod of rank 0, "" if not known. `queue`: state
+    of a job of Kueue. `unseen`: why events cannot be read. `claims`: the claims of pods without a
+    node, None for a missing claim.
     """
 
     job: Object
@@ -59,7 +59,7 @@ class Facts:
 
     @property
     def local(self) -> bool:
-        """Is it a job on this machine, of which no cluster knows?"""
+        """Is it a local job, without a cluster?"""
         return is_local(self.job)
 
     @property
@@ -74,7 +74,7 @@ class Facts:
         return [name for name in wanted if name not in there]
 
     def about(self, obj: Object, *reasons: str) -> list[Object]:
-        """Events about this very object, not an older one of its name; all, or of these reasons."""
+        """Events about this object, not an older one of its name; all, or of these reasons."""
         meta = obj["metadata"]
         return [
             event
@@ -85,9 +85,9 @@ class Facts:
         ]
 
     def ever_about(self, name: str, *reasons: str) -> list[Object]:
-        """Events about any pod of this name that the job has had, oldest first.
+        """Events about all pods of this name that the job has had, oldest first.
 
-        Not of an earlier job's pods, nor of a pod's endpoints, or another job, of the same name.
+        Leaves out pods of an earlier job, and objects of other kinds of the same name.
         """
         begin = seconds(self.job["metadata"].get("creationTimestamp")) or 0.0
         return [
@@ -100,7 +100,7 @@ class Facts:
         ]
 
     def warning(self, pod: Object) -> Object | None:
-        """The newest warning about a pod, if nothing of it was begun since then."""
+        """The newest warning about a pod, if the pod has made no progress since."""
         begun = self.about(pod, "Scheduled", "Pulling", "Pulled", "Created", "Started")
         last = max(map(event_time, begun), default=0.0)
         warnings = [
@@ -116,7 +116,7 @@ class Facts:
 def fetch(cluster: Cluster, name: str) -> Facts | None:
     """The job, its pods, and the events about it and some of its pods: not ready, new or missing.
 
-    None if there is no such job. Who may not read events gets the rest. Raises ClusterError.
+    None if there is no such job. Without the right to read events, the rest. Raises ClusterError.
     """
     job = cluster.get(JOB, name)
     if job is None:
@@ -137,7 +137,7 @@ def fetch(cluster: Cluster, name: str) -> Facts | None:
 
 
 def of_short_job(cluster: Cluster, job: Object, pods: Sequence[Object]) -> Facts:
-    """The same of a Job of `prepare` or `sample` and these pods of it."""
+    """Like `fetch`, for a Job of `prepare` or `sample` and these pods."""
     claims = _claims(cluster, pods)
     names = [it["metadata"]["name"] for it in (job, *pods)]
     events, unseen = events_about(cluster, [*names, *claims])
@@ -145,20 +145,20 @@ def of_short_job(cluster: Cluster, job: Object, pods: Sequence[Object]) -> Facts
 
 
 def _claims(cluster: Cluster, pods: Sequence[Object]) -> dict[str, Object | None]:
-    """The claims of the pods that have no node, by name, as far as they may be read."""
+    """The claims of pods without a node, by name; empty if the user may not read claims."""
     waiting = [p for p in pods if (condition(p, "PodScheduled") or {}).get("status") == "False"]
     names = {claim for pod in waiting for _, claim in volume_claims(pod["spec"])}
     return if_allowed(lambda: {it: cluster.get("PersistentVolumeClaim", it) for it in names}, {})
 
 
 def events_about(cluster: Cluster, names: Sequence[str]) -> tuple[list[Object], str]:
-    """The events about these objects; a word for the user where they may not be read."""
+    """The events about these objects, and a message if the user may not read events."""
     found = if_allowed(lambda: [event for name in names for event in cluster.events(name)], None)
     return ([], _NO_EVENTS) if found is None else (found, "")
 
 
 def of_job(cluster: Cluster, name: str) -> Facts:
-    """As `fetch`; raises NotFoundError where there is no such job, ClusterError."""
+    """Like `fetch`; raises NotFoundError if there is no such job, and ClusterError."""
     found = fetch(cluster, name)
     if found is None:
         raise cluster.not_found(name)
@@ -166,7 +166,7 @@ def of_job(cluster: Cluster, name: str) -> Facts:
 
 
 def pods_of(cluster: Cluster, job: Object) -> list[Object]:
-    """The job's pods by role and index; those of an older job of its name are left out."""
+    """The job's pods by role and index, without pods of an older job of its name."""
     uid = job["metadata"].get("uid")
     pods = cluster.find("Pod", f"{JOB_NAME}={job['metadata']['name']}")
     return sorted((pod for pod in pods if _owner(pod) in (None, uid)), key=role_and_index)

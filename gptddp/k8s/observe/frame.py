@@ -1,4 +1,4 @@
-"""A job on a few lines that are drawn again and again: what `status --watch` shows."""
+"""The frame that `status --watch` draws again and again."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +16,9 @@ _BAD = ("why", "storage", "stalled", "slow")
 
 
 def frame(console: Console, shown: Mapping[str, Any], height: int = 0, note: str = "") -> Group:
-    """What the console shows of a `status`, in `height` lines at most (0: all): pods are left out.
+    """Render a `status` in at most `height` lines (0: no limit), leaving out pods that do not fit.
 
-    note: what keeps this from being new.
+    note: why the status is out of date.
     """
     count, done = shown["replicas"], shown["progress"]
     head = f"{shown['name']}  {status.state_line(shown)}  pods {count['ready']}/{count['desired']}"

@@ -1,4 +1,4 @@
-"""The job as a whole: refused, without an operator, without progress, suspended, ended."""
+"""Causes of the job as a whole: refused, no operator, no progress, suspended, ended."""
 
 from collections.abc import Iterator
 
@@ -25,22 +25,22 @@ from gptddp.k8s.render.companions import OURS
 
 OPERATOR = "kubeflow.org/training-operator"
 NO_OPERATOR_S = 15.0  # a working operator reacts within a second
-NO_STEP_S = 300.0  # of running without a line of a step, until that is told
-START_S = 10.0  # a pod that needs longer to start is worth a line
-JOIN_S = 120.0  # in which a pod that has started, or is found again, is in the training
+NO_STEP_S = 300.0  # time without a line of a step until it is reported
+START_S = 10.0  # a pod that needs longer to start is reported
+JOIN_S = 120.0  # a pod that has started, or is reachable again, joins the training within this time
 
 
 # -- no pod is created ---------------------------------------------------------------------------
 
 
 def refused(facts: Facts) -> Iterator[Cause]:
-    """Pods and services that the API server does not let the operator create."""
+    """Pods and services that the API server refuses to create for the operator."""
     made = facts.about(facts.job, "SuccessfulCreatePod")
     for event in reversed(facts.about(facts.job, "FailedCreatePod")):
         message = str(event.get("message", ""))
         names = [name for name in facts.missing if f'"{name}"' in message]
         if not names and f'"{facts.name}-' in message:
-            continue  # it is of a pod that exists by now
+            continue  # the pod of this event exists by now
         names = names or facts.missing  # the server may name none
         later = [e for e in made if event_time(e) > event_time(event)]
         if names and not any(str(e.get("message")).endswith(tuple(names)) for e in later):
@@ -52,7 +52,7 @@ def refused(facts: Facts) -> Iterator[Cause]:
             yield cause(facts, "refused", f"its services are refused: {event.get('message', '')}")
 
 
-# Words of the API server that have no reason of their own beside them: the cause and its sentence.
+# Phrases in messages of the API server: the id and the sentence of the cause.
 _REFUSALS = {
     "violates PodSecurity": ("pod-security", "the namespace's Pod Security refuses its pods"),
     "exceeded quota": ("quota", "no room in the namespace's quota"),
@@ -60,7 +60,7 @@ _REFUSALS = {
 
 
 def refusal(facts: Facts, message: str) -> Cause:
-    """Why the API server refuses a pod: its own words, without the name that this pod had."""
+    """Why the API server refuses a pod: the server's message without the pod's name."""
     message = message.removeprefix("Error creating: ")
     message = message.partition(" is forbidden: ")[2] or message
     found = (known for words, known in _REFUSALS.items() if words in message)
@@ -69,7 +69,7 @@ def refusal(facts: Facts, message: str) -> Cause:
 
 
 def no_operator(facts: Facts) -> Iterator[Cause]:
-    """Nothing at all has happened to the job, as far as may be seen."""
+    """Nothing has happened to the job, as far as this user may see."""
     job, run_policy = facts.job, facts.job["spec"].get("runPolicy") or {}
     touched = (job.get("status") or {}).get("conditions") or facts.pods or facts.about(job)
     if touched or facts.unseen or age_s(job, facts.now) <= NO_OPERATOR_S:
@@ -77,7 +77,7 @@ def no_operator(facts: Facts) -> Iterator[Cause]:
     other = run_policy.get("managedBy", OPERATOR)
     text = f"{other} has not taken it up (spec.runPolicy.managedBy)"
     if other == OPERATOR:
-        text = "no training operator reacts to it: is one installed, and does it run?"
+        text = "no training operator reacts to it: is one installed and running?"
     yield cause(facts, "no-operator", text)
 
 
@@ -85,12 +85,12 @@ def no_operator(facts: Facts) -> Iterator[Cause]:
 
 
 def no_step(facts: Facts) -> Iterator[Cause]:
-    """All pods run, and the training's log has no new step; of jobs of ours only."""
+    """All pods run, and the training's log has no new step; for our jobs only."""
     running = seconds((condition(facts.job, "Running") or {}).get("lastTransitionTime"))
     if facts.log is None or not running or not _is_ours(facts):
         return
     step, gap_s = rank_0_log.pace(facts.log)
-    quiet_s = facts.now - max(running, rank_0_log.newest(facts.log)[0])  # or rank 0 is a new one
+    quiet_s = facts.now - max(running, rank_0_log.newest(facts.log)[0])  # rank 0 may be new
     if quiet_s < max(NO_STEP_S, 10 * (gap_s or 0.0)):
         return
     last = next((line.strip() for _, line in reversed(facts.log) if line.strip()), "")
@@ -105,14 +105,14 @@ def no_step(facts: Facts) -> Iterator[Cause]:
 
 
 def left_out(facts: Facts) -> Iterator[Cause]:
-    """All pods are ready, and for a while fewer ranks have done each step; of jobs of ours only."""
+    """All pods are ready, and for JOIN_S fewer ranks have done each step; for our jobs only."""
     ready = [pod for pod in facts.pods if is_ready(pod)]
     per_pod = ranks_per_pod(facts.job)
     if not facts.log or not _is_ours(facts) or per_pod is None:
         return
     wanted = len(ready) * per_pod
     since = max((started(pod) for pod in ready), default=0.0) + JOIN_S
-    fewer: list[tuple[float, int]] = []  # of the lines at the end
+    fewer: list[tuple[float, int]] = []  # time and ranks of the last lines that have fewer
     for at, line in facts.log:
         if at and (count := rank_0_log.ranks(line)):
             fewer = [*fewer, (at.timestamp(), count)] if count < wanted else []
@@ -121,35 +121,35 @@ def left_out(facts: Facts) -> Iterator[Cause]:
     if lines > 1 and (fewer[-1][0] - fewer[0][0] > JOIN_S or lines > rank_0_log.TAIL // 2):
         text = (
             f"{len(ready)} pods are ready, and each step is done by {fewer[-1][1]} of {wanted} "
-            "ranks: a pod that is left out is stopped, does not reach the others, or has another "
-            "Secret than they; its own log says what it waits for"
+            "ranks: a pod that is left out is stopped, cannot reach the others, or has another "
+            "Secret; its own log says what it waits for"
         )
         yield cause(facts, "left-out", text)
 
 
 def _is_ours(facts: Facts) -> bool:
-    """Is it a job of our trainer, whose lines are known, on a cluster?"""
+    """Is it a job of our trainer, whose log lines are known, on a cluster?"""
     label, _, ours = OURS.partition("=")
     labels = facts.job["metadata"].get("labels") or {}
     return labels.get(label) == ours and not facts.local
 
 
 def starting(facts: Facts, pending: bool) -> Iterator[Cause]:
-    """Nothing is wrong, as far as is seen: pods are created or started, or an image is pulled.
+    """No problem found: pods are being created or started, or an image is pulled.
 
-    `pending`: the job has not run yet; of one that has, only a pod that needs its time is told.
+    `pending`: the job has not run yet. If it has, only pods that are slow to start are reported.
     """
-    unseen = f"; for what is not to be seen: {facts.unseen}" if facts.unseen else ""
+    unseen = f"; the reason is unknown: {facts.unseen}" if facts.unseen else ""
     for pod in facts.pods:
         spec = pod.get("spec") or {}
         waiting = [(c.get("state") or {}).get("waiting") or {} for c in container_statuses(pod)]
         begins = not waiting or any(it.get("reason") in BEGINNING for it in waiting)
         if not begins or has_ended(pod) or not (pending or age_s(pod, facts.now) > START_S):
             continue
-        # The scheduler's times have fractions of a second, the kubelet's none: no newest of both.
+        # Only the kubelet's events: the scheduler's times have fractions of a second.
         last = max(facts.about(pod, "Pulling", "Pulled"), key=event_time, default={})
         pulls = f": {last.get('message')}" if last.get("reason") == "Pulling" else ""
-        where = f"on its way on node {spec.get('nodeName')}{pulls}"
+        where = f"starting on node {spec.get('nodeName')}{pulls}"
         if not spec.get("nodeName"):
             scheduler = spec.get("schedulerName", "default-scheduler")
             where = f"it waits for its scheduler {scheduler} (spec.schedulerName)"
@@ -163,7 +163,7 @@ def starting(facts: Facts, pending: bool) -> Iterator[Cause]:
 
 def suspended(facts: Facts) -> Iterator[Cause]:
     if facts.local:
-        text = "it was stopped, or its submit is gone: the same submit goes on"
+        text = "it was stopped, or its submit has ended: the same submit continues it"
         yield cause(facts, "suspended", text)
     elif held := list(queue_causes.taken_out(facts)):
         yield from held
@@ -171,7 +171,7 @@ def suspended(facts: Facts) -> Iterator[Cause]:
         yield cause(facts, "suspended", "it is suspended (spec.runPolicy.suspend)")
 
 
-_OF_KUBERNETES = ("foregroundDeletion", "orphan")  # finalizers that its own controllers take off
+_OF_KUBERNETES = ("foregroundDeletion", "orphan")  # finalizers that Kubernetes itself removes
 
 
 def deleting(facts: Facts) -> Iterator[Cause]:
@@ -183,10 +183,10 @@ def deleting(facts: Facts) -> Iterator[Cause]:
 
 
 def failed(facts: Facts) -> Iterator[Cause]:
-    """The pod that failed the job: the first with a final exit code, one with a reason before."""
+    """The pod that failed the job: the first with a final exit code; exits before kills."""
     message = str((condition(facts.job, "Failed") or {}).get("message", ""))
     if "backoff limit" in message or "specified deadline" in message:
-        before = next((f"; before, pod {it.pod_name}: {it.text}" for it in exits(facts)), "")
+        before = next((f"; before that, pod {it.pod_name}: {it.text}" for it in exits(facts)), "")
         yield cause(facts, "limit", f"{message} (spec.runPolicy){before}")
     elif found := [it for it in ends(facts.pods) if not it.previous and not it.by_node]:
         end = found[0]
@@ -198,4 +198,4 @@ def failed(facts: Facts) -> Iterator[Cause]:
         text = f"{gone.text} (the pod and its log are gone)"
         yield cause(facts, "failed", text, name=gone.pod_name)
     else:
-        yield cause(facts, "failed", message or "it failed, and the operator says no more")
+        yield cause(facts, "failed", message or "it failed, and the operator gives no reason")

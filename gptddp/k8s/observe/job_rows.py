@@ -1,4 +1,4 @@
-"""The jobs of a namespace, or of all."""
+"""Rows for `list`: the jobs of a namespace, or of all namespaces."""
 
 import time
 from typing import Any
@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 def rows(cluster: Cluster, everywhere: bool = False) -> list[Row]:
-    """What `list` shows of each job, by namespace and name. Raises ClusterError."""
+    """One row per job, sorted by namespace and name. Raises ClusterError."""
     jobs = cluster.find(JOB, OURS, everywhere=everywhere)
     pods = cluster.find("Pod", OURS, everywhere=everywhere)
     queues, now = queue.of_jobs(cluster, jobs, everywhere), time.time()
@@ -31,7 +31,7 @@ def _owners(pod: Object) -> list[Any]:
 
 
 def _row(job: Object, pods: list[Object], waits: Queue | None, now: float) -> Row:
-    """The columns of a table, and what only `-o wide` and programs get."""
+    """The columns of the table, and the fields that only `-o wide`, json and yaml show."""
     templates = [role.get("template") or {} for role in replica_specs(job).values()]
     containers = [c for it in templates for c in (it.get("spec") or {}).get("containers") or []]
     return {

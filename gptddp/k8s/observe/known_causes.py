@@ -63,7 +63,7 @@ KNOWN = {
     "config": Known(
         "a container lacks a Secret, ConfigMap or key, or may not run as its user",
         "kubectl get secrets,configmaps"),
-    # a pod does not go on
+    # a pod does not continue
     "evicted": Known(
         "the node ended or rejected the pod: eviction, shutdown, or no healthy device",
         "kubectl describe node $node"),
@@ -80,7 +80,7 @@ KNOWN = {
         "a drain, a taint or a pod of higher priority removes the pod", _POD),
     "pod": Known("any other problem with a pod; `why` quotes Kubernetes", _POD),
     "init": Known("an init container has not finished", f"{_LOG} --tail 20"),
-    # the training does not go on
+    # the training does not continue
     "replaced": Known(
         "a pod was just lost, or is lost repeatedly",
         "kubectl get events --field-selector involvedObject.name=$pod"),

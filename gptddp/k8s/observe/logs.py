@@ -22,10 +22,10 @@ Write = Callable[[str], None]  # gets a line without its end
 
 @dataclass(frozen=True)
 class Part:
-    """Which lines: of all pods, or of the one of an index, without its prefix.
+    """Selects lines: of all pods, or of the pod of `index`, then without the prefix.
 
-    `tail`: the last lines of each pod. `since_s`: lines that are not older. `previous`: of the
-    containers before their last restart.
+    `tail`: number of last lines per pod. `since_s`: maximum age of lines. `previous`: lines from
+    before the containers' last restart.
     """
 
     index: int | None = None
@@ -38,19 +38,19 @@ ALL = Part()
 
 
 def of_index(pods: Sequence[Object], index: int | None) -> list[Object]:
-    """The pod of this index, or all."""
+    """The pod of this index, or all pods."""
     return [pod for pod in pods if index is None or role_and_index(pod)[1] == index]
 
 
 def check_index(found: Facts, index: int | None, *, may_come: bool = False) -> None:
-    """Raise ConfigError for an index without a pod, or with `may_come`, that will have none."""
+    """Raise ConfigError if no pod has this index, or with `may_come`, if none can have it."""
     most = (found.job["spec"].get("elasticPolicy") or {}).get("maxReplicas")
     if index is None or of_index(found.pods, index):
         return
     if may_come and index < (most or wanted_pods(found.job)):
         return
     there = ", ".join(str(role_and_index(pod)[1]) for pod in found.pods)
-    has = f"the pods that are there are {there}" if there else "there are no pods now"
+    has = f"its pods are {there}" if there else "it has no pods now"
     raise ConfigError(f"--pod {index}: {found.name} has no such pod: {has}")
 
 
@@ -62,9 +62,9 @@ def show(
     part: Part = ALL,
     prefix: bool = True,
 ) -> bool:
-    """Write what the pods have logged until now, in the order of time. Was there any line?
+    """Write the pods' logs so far, sorted by time. Returns whether there was any line.
 
-    `say` is told of a pod whose log cannot be read. Raises ClusterError for who may not read logs.
+    `say` reports pods whose log cannot be read. Raises ClusterError without the right to read logs.
     """
     any_line = False
 
@@ -83,7 +83,7 @@ def show(
                 at = found or at
                 yield at, index, opening + text
         except ClusterError as error:
-            if error.status == 403:  # it is the same of all of them
+            if error.status == 403:  # applies to all pods
                 raise
             say(f"pod {name}: {error}")
 
@@ -94,7 +94,7 @@ def show(
 
 
 def show_job(cluster: Cluster, name: str, write: Write, say: Say, part: Part) -> None:
-    """Write the logs of a job's pods, and end. Raises NotFoundError, ConfigError, ClusterError."""
+    """Write the logs of a job's pods so far. Raises NotFoundError, ConfigError, ClusterError."""
     found = facts.of_job(cluster, name)
     check_index(found, part.index)
     pods = of_index(found.pods, part.index)
@@ -105,12 +105,12 @@ def show_job(cluster: Cluster, name: str, write: Write, say: Say, part: Part) ->
 def show_first_failure(cluster: Cluster, name: str, write: Write, say: Say, part: Part) -> None:
     """Write the log of the container that failed first, and say how it ended.
 
-    The others end because of it, and later. Raises NotFoundError and ClusterError.
+    The other containers end later, because of it. Raises NotFoundError and ClusterError.
     """
     found = facts.of_job(cluster, name)
     first = next((end for end in ends(found.pods) if end.container == CONTAINER), None)
     if first is None:
-        return _say_state(found, say, "no pod that is there has failed")
+        return _say_state(found, say, "no existing pod has failed")
     at = f" at {when}" if (when := first.terminated.get("finishedAt")) else ""
     how = how_it_ended(first.pod, CONTAINER, first.terminated)
     say(f"pod {first.pod['metadata']['name']} failed first{at}: {how}")
@@ -132,19 +132,19 @@ def follow(
     part: Part = ALL,
     tell_changes: bool = True,
 ) -> None:
-    """Write the lines of all pods as they come, each opened by `[w0] `, until the job has ended.
+    """Write the lines of all pods as they come, each prefixed by `[w0] `, until the job has ended.
 
-    Waits for pods that are not there yet, takes up those that come later, and ends when the job is
-    final, or gone, and its pods have nothing left to write. `write` is called from one thread at a
-    time; `say` is told what is no log line, and with `tell_changes` each change of the job's state.
-    Raises NotFoundError, ConfigError, ClusterError, and what `write` raises.
+    Waits for pods that do not exist yet, follows pods that appear later, and ends when the job is
+    final or gone and its pods have written their last lines. `write` is called from one thread at a
+    time; `say` gets notes, and with `tell_changes` each change of the job's state.
+    Raises NotFoundError, ConfigError, ClusterError, and any error of `write`.
     """
     tell: Say = say if tell_changes else lambda text: None
     shared = Follow(cluster, write, say, prefix=part.index is None, since_s=part.since_s)
     try:
         _follow_pods(shared, Changes(name, tell), part)
     finally:
-        # No thread may be inside of `write` when the caller goes on, or the process ends.
+        # No thread may be inside `write` when the caller continues or the process ends.
         shared.stopped.set()
         if shared.lock.acquire(timeout=1.0):
             shared.lock.release()
@@ -164,13 +164,13 @@ def _follow_pods(shared: Follow, changes: Changes, part: Part) -> None:
     while True:
         pods = of_index(found.pods if found else (), part.index)
         shared.pods = {str(pod["metadata"]["name"]): pod for pod in pods}
-        if changes.tell(found) in (*why.FINAL, ""):  # only now: no pod comes after these
+        if changes.tell(found) in (*why.FINAL, ""):  # after the update of pods: no pod comes later
             shared.ending.set()
         for name, pod in shared.pods.items():
             if name not in threads:
                 threads[name] = PodLog(shared, pod, tail)
                 threads[name].start()
-        tail = None  # of those that come later every line is new
+        tail = None  # every line of a pod that appears later is new
         if shared.ending.is_set():
             end_s = end_s or time.monotonic()
             if all(thread.done(time.monotonic() - end_s) for thread in threads.values()):

@@ -1,7 +1,7 @@
 """What keeps a pod from running: no node, its claims, its image, its configuration, a crash.
 
-What has a fix of ours has an id of its own. Anything else is told in Kubernetes' words: reason and
-message of a container, a condition or an event.
+A cause with a known fix has its own id. Any other cause is reported in Kubernetes' words: reason
+and message of a container, a condition or an event.
 """
 
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ from gptddp.k8s.observe.endings import end_in_words, ends
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER
 
-GONE_S = 5.0  # beyond its grace: what the kubelet needs to report that a pod has ended
-BEGINNING = ("ContainerCreating", "PodInitializing")  # reasons of a container that waits in peace
+GONE_S = 5.0  # after the grace period, for the kubelet to report that a pod has ended
+BEGINNING = ("ContainerCreating", "PodInitializing")  # waiting reasons that are no problem
 _DENIED = ("denied", "nauthorized", "orbidden", "authentication", "credentials")  # by a registry
-_NO_NEWS = ("ContainersNotReady", "PodCompleted", "PodFailed")  # of a pod that is not Ready
+_NO_NEWS = ("ContainersNotReady", "PodCompleted", "PodFailed")  # not-Ready reasons without news
 
 
 def pods(facts: Facts) -> Iterator[Cause]:
-    """Of each pod that does not run the first cause that is found."""
+    """The first cause found for each pod that does not run."""
     for pod in facts.pods:
         found = filter(None, (check(facts, pod) for check in _CHECKS))
         if first := next(found, None):
@@ -37,16 +37,16 @@ def pods(facts: Facts) -> Iterator[Cause]:
 
 
 def lost(facts: Facts) -> Iterator[Cause]:
-    """The pods that do not go, of a job that is to have none."""
+    """Pods that do not end, though the job is to have no pods."""
     return filter(None, (_lost(facts, pod) for pod in facts.pods))
 
 
 def _words(facts: Facts, pod: Object, said: Object, before: str = "", id: str = "pod") -> Cause:
-    """Anything that Kubernetes says: the reason and the message, as they are."""
+    """A cause in Kubernetes' words: the reason and the message, unchanged."""
     words = [str(said[key]) for key in ("reason", "message") if said.get(key)]
     text = before + ": ".join(words).rstrip(". ")
-    # The name of an object of the job's own begins with the job's: as that of its code.
-    again = "; the same submit makes it again" if f'"{facts.name}-' in text else ""
+    # Objects that `submit` created, such as the code's, have names that begin with the job's name.
+    again = "; the same submit creates it again" if f'"{facts.name}-' in text else ""
     return cause(facts, id, text + again, pod=pod)
 
 
@@ -76,7 +76,7 @@ def _lost(facts: Facts, pod: Object) -> Cause | None:
 
 
 def ended_by_node(facts: Facts, pod: Object) -> Cause | None:
-    """The node has ended the pod, or has not let it begin: the pod's status has the reason."""
+    """The node has ended or refused the pod: the pod's status has the reason."""
     status, node = pod.get("status") or {}, pod.get("spec", {}).get("nodeName")
     if status.get("phase") != "Failed" or not status.get("reason"):
         return None
@@ -84,7 +84,7 @@ def ended_by_node(facts: Facts, pod: Object) -> Cause | None:
 
 
 def _taken_away(facts: Facts, pod: Object) -> Cause | None:
-    """It is being ended from outside: drained, preempted, or off a tainted node."""
+    """The pod is being ended from outside: by a drain, a preemption or a taint."""
     target = condition(pod, "DisruptionTarget") or {}
     holds = target.get("status") == "True"
     return _words(facts, pod, target, "it is taken off its node: ", "drained") if holds else None
@@ -94,7 +94,7 @@ def _taken_away(facts: Facts, pod: Object) -> Cause | None:
 
 
 def _no_node(facts: Facts, pod: Object) -> Cause | None:
-    """The scheduler has found no node, or a claim is not there."""
+    """The scheduler has found no node, or a claim does not exist."""
     scheduled = condition(pod, "PodScheduled") or {}
     if scheduled.get("status") != "False":
         return None
@@ -107,7 +107,7 @@ def _no_node(facts: Facts, pod: Object) -> Cause | None:
         if found is None:
             text = f"there is no PersistentVolumeClaim {claim}: create it, or name another"
             return cause(facts, "claim-missing", text, pod=pod)
-        # One that binds when its pod has a node is Pending as well, and no reason.
+        # A claim with WaitForFirstConsumer is Pending too, and no cause.
         phase = (found.get("status") or {}).get("phase")
         if phase == "Pending" and "persistent" in message.lower():
             said = [it for it in facts.about(found) if it.get("type") == "Warning"]
@@ -118,21 +118,21 @@ def _no_node(facts: Facts, pod: Object) -> Cause | None:
 
 
 def _by_nodes(facts: Facts, pod: Object, message: str) -> Cause:
-    """What the nodes lack, in the scheduler's words, and the pod's fields that these are about."""
-    short = message.partition(". ")[0].rstrip(".")  # without what it says of preemption
+    """What the nodes lack, in the scheduler's words, and the pod's fields that it concerns."""
+    short = message.partition(". ")[0].rstrip(".")  # without the sentence about preemption
     ids, fields = [], dict[str, None]()
     for part in (short.partition(": ")[2] or short).split(", "):
         id, field = _lack(pod, part)
         ids.append(id)
         fields[field] = None
-    # A node that lacks room has passed the other filters: it was the nearest.
+    # A node that lacks room has passed all other filters, so it came closest.
     id = max(ids, key=("taints", "pod", "no-room").index)
     text = f"no node takes it: {short or 'no reason given'}" + "".join(fields)
     return cause(facts, id, text, pod=pod)
 
 
 def _lack(pod: Object, part: str) -> tuple[str, str]:
-    """The cause that a part of the scheduler's message is, and what the pod's own field says."""
+    """The id of the cause for a part of the scheduler's message, and the pod's field with value."""
     spec = pod.get("spec") or {}
     if "Insufficient " in part:
         resource = part.partition("Insufficient ")[2]
@@ -154,7 +154,7 @@ def _lack(pod: Object, part: str) -> tuple[str, str]:
 
 
 def _waiting(facts: Facts, pod: Object) -> Cause | None:
-    """A container that cannot start: its image, its configuration, or anything else."""
+    """A container that cannot start: its image, its configuration, or another reason."""
     for status in container_statuses(pod):
         held = (status.get("state") or {}).get("waiting") or {}
         reason = str(held.get("reason") or "")
@@ -169,18 +169,18 @@ def _waiting(facts: Facts, pod: Object) -> Cause | None:
 
 def _image(facts: Facts, pod: Object, status: Object, held: Object) -> Cause:
     image, reason, message = status.get("image"), held["reason"], str(held.get("message") or "")
-    if reason == "ImagePullBackOff" and ": " not in message:  # older kubelets tell it in an event
+    if reason == "ImagePullBackOff" and ": " not in message:  # older kubelets say it in an event
         tried = [str(event.get("message", "")) for event in facts.about(pod, "Failed")]
         message += "".join(f": {it}" for it in sorted(tried, key=len)[-1:])
     text = f"cannot get the image {image}: {reason}" + (f": {message}" if message else "")
     if any(word in message for word in _DENIED):
-        may = "is there such an image (--image), and may the pod have it (--image-pull-secret)?"
+        may = "does the image exist (--image), and may the pod pull it (--image-pull-secret)?"
         return cause(facts, "image-denied", f"{text}; {may}", pod=pod)
     return cause(facts, "image", f"{text}; --image names another", pod=pod)
 
 
 def crashed(facts: Facts, pod: Object) -> Cause | None:
-    """A container that has ended badly: of several the one that the others follow from."""
+    """A container that has ended badly; of several, the cause of the others."""
     for end in ends([pod]):
         waits = (end.status.get("state") or {}).get("waiting") or {}
         if end.previous and waits.get("reason") != "CrashLoopBackOff":
@@ -204,14 +204,14 @@ def _sidecar(facts: Facts, pod: Object) -> Cause | None:
     code = exit_codes.meaning(int(over.get("exitCode") or 0))
     text = (
         f"its container {CONTAINER} has ended with {code}, and {', '.join(others)} keeps the pod "
-        "alive: make it a native sidecar (spec.initContainers with restartPolicy Always), or leave "
-        "it out"
+        "alive: make it a native sidecar (spec.initContainers with restartPolicy Always), or "
+        "remove it"
     )
     return cause(facts, "sidecar", text, pod=pod, container=others[0])
 
 
 def _said(facts: Facts, pod: Object) -> Cause | None:
-    """The last warning about a pod that is not ready, or why it is not."""
+    """The last warning about a pod that is not ready, or the reason of its Ready condition."""
     ready = condition(pod, "Ready") or {}
     if is_ready(pod) and ready.get("status") != "False":
         return None
@@ -225,7 +225,7 @@ def _said(facts: Facts, pod: Object) -> Cause | None:
 
 
 def _init(facts: Facts, pod: Object) -> Cause | None:
-    """An init container that still runs, as the operator's, which waits for the Master's name."""
+    """An init container that still runs, such as the operator's, which waits for the Master."""
     init = pod.get("spec", {}).get("initContainers") or []
     sidecars = {c["name"] for c in init if c.get("restartPolicy") == "Always"}
     for status in (pod.get("status") or {}).get("initContainerStatuses") or []:

@@ -1,7 +1,7 @@
-"""Following the log of one pod, and of every pod that takes its place, in a thread.
+"""Follows the log of one pod, and of every pod that replaces it, in a thread.
 
-A line is known by its full time and its text. The API continues a log from a whole second only, so
-that a follower asks again from a second or two back, and leaves out what it has written already.
+A line is identified by its full time and its text. The API continues a log from a whole second
+only, so a new connection starts one or two seconds back, and skips lines already written.
 """
 
 import threading
@@ -23,15 +23,15 @@ from gptddp.k8s.objects import (
 )
 from gptddp.k8s.observe.watcher import Say, transient
 
-CONTAINER = "pytorch"  # its name in every PyTorchJob
-QUIET_S = 30.0  # a connection without a byte for so long is made again: it may be dead
-DRAIN_S = 5.0  # silence after which a pod of an ended job is not waited for any more
-STAY_S = 15.0  # for so long a pod is followed that runs on after the job's end
+CONTAINER = "pytorch"  # the training container's name in every PyTorchJob
+QUIET_S = 30.0  # a connection without a byte for this time may be dead: reconnect
+DRAIN_S = 5.0  # silence after which the wait for a pod of an ended job ends
+STAY_S = 15.0  # how long to follow a pod that still runs after the job's end
 RETRY_S = 0.5
 
 
 def parse(line: str) -> tuple[datetime | None, str]:
-    """Time and text of a log line; no time for what the kubelet says itself."""
+    """Time and text of a log line; None for a message of the kubelet itself."""
     stamp, _, text = line.partition(" ")
     try:
         at = datetime.fromisoformat(stamp)
@@ -41,10 +41,10 @@ def parse(line: str) -> tuple[datetime | None, str]:
 
 
 class RecentLines:
-    """The lines of the last two seconds that were written, so as not to write them twice."""
+    """The lines written in the last two seconds, so that none is written twice."""
 
     def __init__(self) -> None:
-        self.since = ""  # RFC 3339; what the next connection is to begin with
+        self.since = ""  # RFC 3339; start of the next connection
         self._seconds: dict[datetime, list[str]] = {}
 
     def add(self, at: datetime, line: str) -> None:
@@ -52,7 +52,7 @@ class RecentLines:
         second = at.astimezone(UTC).replace(microsecond=0)
         if second not in self._seconds:
             if self._seconds and second < min(self._seconds):
-                return  # out of order by a second or more: not asked for again either
+                return  # out of order by a second or more: no connection asks for it again
             self._seconds[second] = []
             for old in sorted(self._seconds)[:-2]:
                 del self._seconds[old]
@@ -60,21 +60,21 @@ class RecentLines:
         self._seconds[second].append(line)
 
     def counts(self) -> Counter[str]:
-        """The lines that the next connection will bring again, each as often as it was written."""
+        """The lines that the next connection will repeat, each with its count."""
         return Counter(line for lines in self._seconds.values() for line in lines)
 
 
 @dataclass
 class Follow:
-    """What the threads of one `logs.follow` share."""
+    """State shared by the threads of one `logs.follow`."""
 
     cluster: Cluster
     write: Callable[[str], None]
     say: Say
     prefix: bool
-    since_s: float | None = None  # of lines before which none is of interest
+    since_s: float | None = None  # maximum age of the first lines
     pods: Mapping[str, Object] = field(default_factory=dict)  # by name, as of the last poll
-    # the job is final or gone: no pod will come any more
+    # the job is final or gone: no new pod appears
     ending: threading.Event = field(default_factory=threading.Event)
     stopped: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
@@ -87,7 +87,7 @@ class Follow:
                 return
             try:
                 self.write(text)
-            except BaseException as error:  # the reader is gone: the main thread has to know
+            except BaseException as error:  # the reader is gone: the main thread raises it
                 self.fail(error)
 
     def fail(self, error: BaseException) -> None:
@@ -97,14 +97,14 @@ class Follow:
 
 
 class PodLog(threading.Thread):
-    """The thread that follows the pod of one name; a pod that takes its place has another uid."""
+    """Follows the pod of one name in a thread; a pod that replaces it has another uid."""
 
     def __init__(self, follow: Follow, pod: Object, tail: int | None) -> None:
         self.pod_name = str(pod["metadata"]["name"])
         super().__init__(name=f"log-{self.pod_name}", daemon=True)
         self.follow, self.tail = follow, tail
         self.opening = f"[{short_name(pod)}] " if follow.prefix else ""
-        self.uid = self.finished = ""  # of the pod being read; of the last one read to its end
+        self.uid = self.finished = ""  # uid of the pod being read, and of the last one fully read
         self.restarts = 0
         self.recent, self.notes = RecentLines(), set[str]()
         self.last_s = time.monotonic()  # when the last line came
@@ -122,7 +122,7 @@ class PodLog(threading.Thread):
             self.follow.fail(error)
 
     def done(self, since_end_s: float) -> bool:
-        """Is there nothing more to come of an ended job's pod, or no sense in waiting for it?"""
+        """Has the pod of an ended job written its last line, or is it not worth waiting for?"""
         if not self.is_alive():
             return True
         pod = self.follow.pods.get(self.pod_name)
@@ -133,8 +133,8 @@ class PodLog(threading.Thread):
         return not in_grace and min(since_end_s, time.monotonic() - self.last_s) > DRAIN_S
 
     def _read(self) -> None:
-        """Read one connection to its end, and after the container's end what is left."""
-        try:  # a list that is a second old may show a pod that has been replaced since
+        """Read one connection to its end; after the container's end, the remaining lines."""
+        try:  # the last poll may show a pod that has been replaced since
             pod = self.follow.cluster.get("Pod", self.pod_name)
         except ClusterError as error:
             if transient(error):
@@ -144,17 +144,17 @@ class PodLog(threading.Thread):
             return
         over = has_ended(pod)
         restarts = sum(int(c.get("restartCount", 0)) for c in container_statuses(pod))
-        if pod["metadata"]["uid"] != self.uid:  # its clock may be another
+        if pod["metadata"]["uid"] != self.uid:  # the new pod's node may have another clock
             self.uid, self.restarts = str(pod["metadata"]["uid"]), restarts
             self.recent, self.notes = RecentLines(), set()
-        if restarts > self.restarts:  # what the container said at its end may not have come
+        if restarts > self.restarts:  # the container's last lines may be missing
             self._connect(previous=True)
             self.restarts = restarts
         if self._connect(following=not over) and over:
             self.finished = self.uid
 
     def _connect(self, *, following: bool = False, previous: bool = False) -> bool:
-        """Write the new lines of one connection; did it come to the log's end?"""
+        """Write the new lines of one connection. Returns whether it reached the log's end."""
         known, tail = self.recent.counts(), self.tail
         lines = self.follow.cluster.log(
             self.pod_name,
@@ -172,18 +172,18 @@ class PodLog(threading.Thread):
                 if count == 0 and not self._is_of_this_pod(line):
                     return False
                 if following and not line.endswith("\n"):
-                    return False  # torn by a node that went away: it comes again, whole
+                    return False  # cut when the node disappeared: the whole line comes again
                 self._write_new(line.removesuffix("\n"), known)
             return True
         except ClusterError as error:
-            if error.status in (400, 404):  # there is no container yet, or no more
+            if error.status in (400, 404):  # the container does not exist yet, or any more
                 return not following
             if transient(error):
                 return False
             raise
 
     def _is_of_this_pod(self, line: str) -> bool:
-        """Is this the log of the pod that is meant, and not of one that has just replaced it?"""
+        """Is this the log of the pod being read, and not of one that has just replaced it?"""
         try:
             pod = self.follow.cluster.get("Pod", self.pod_name)
         except ClusterError:

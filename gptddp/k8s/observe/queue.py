@@ -1,4 +1,4 @@
-"""What Kueue knows of a job: the Workload that stands for it."""
+"""The state of a job in Kueue: the Workload that stands for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ _JOB_UID = "kueue.x-k8s.io/job-uid"
 
 @dataclass(frozen=True)
 class Queue:
-    """A job's queue as far as this user may see it; what is not known is None.
+    """A job's queue as far as this user may see it; `workload` is None if not known.
 
-    `unseen`: the server's words, where the Workload cannot be read.
+    `unseen`: the server's error if the Workload cannot be read.
     """
 
     name: str
@@ -25,29 +25,29 @@ class Queue:
 
     @property
     def held(self) -> bool:
-        """Has it been taken out of the queue: by `suspend`, or by Kueue after too many tries?"""
+        """Was the job taken out of the queue, by `suspend` or by Kueue after too many tries?"""
         return self.workload is not None and self.workload["spec"].get("active") is False
 
     @property
     def admitted(self) -> bool:
-        """Has it its quota, and is it not about to lose it?"""
+        """Does the job have its quota, and is it not about to lose it?"""
         has = self.workload is not None and holds(self.workload, "QuotaReserved")
         return has and not holds(self.workload or {}, "Evicted")
 
     @property
     def given_up(self) -> str:
-        """Why Kueue could not start it, though it was its turn, and tries no more; else empty."""
+        """Why Kueue has given up starting the job; else empty."""
         finished = condition(self.workload or {}, "Finished") or {}
         return str(finished.get("message")) if finished.get("reason") == "FailedToStart" else ""
 
     @property
     def gone(self) -> bool:
-        """Will no queue start it: is it out of its own, or the cluster without a Kueue?"""
+        """Will no queue start the job: was it taken out, or does the cluster have no Kueue?"""
         return self.held or bool(self.given_up) or not self.kueue
 
 
 def fetch(cluster: Cluster, job: Object) -> Queue | None:
-    """What is known of the queue of a job; None for a job that is not Kueue's."""
+    """The queue of a job; None for a job that Kueue does not manage."""
     if not queue_name(job) and not suspended(job):
         return None
     try:
@@ -57,7 +57,7 @@ def fetch(cluster: Cluster, job: Object) -> Queue | None:
 
 
 def of_jobs(cluster: Cluster, jobs: Sequence[Object], everywhere: bool = False) -> dict[str, Queue]:
-    """The queues of those of these jobs that are suspended, by uid."""
+    """The queues of the suspended jobs among these, by uid."""
     waiting = {str(job["metadata"].get("uid")): job for job in jobs if suspended(job)}
     if not waiting:
         return {}
@@ -72,7 +72,7 @@ def of_jobs(cluster: Cluster, jobs: Sequence[Object], everywhere: bool = False) 
 
 
 def workload_of(cluster: Cluster, job: Object) -> Object | None:
-    """The Workload that stands for a job in Kueue: the newest. Raises ClusterError."""
+    """The newest Workload of a job. Raises ClusterError."""
     found = cluster.find("Workload", f"{_JOB_UID}={job['metadata'].get('uid', '')}")
     return max(found, key=_created, default=None)
 
@@ -82,10 +82,10 @@ def _created(workload: Object) -> str:
 
 
 def _queue_of(job: Object, workload: Object | None) -> Queue | None:
-    """The queue of a job. Where Kueue manages all jobs, one that names no queue has a Workload."""
+    """The queue of a job. If Kueue manages all jobs, a job without a queue has a Workload too."""
     name = queue_name(job)
     if workload and not name and workload["spec"].get("queueName"):
-        return None  # the label was removed from a job in a queue: Kueue looks at it no more
+        return None  # the label was removed from a job in a queue: Kueue ignores the job
     return Queue(name, workload=workload) if name or workload else None
 
 

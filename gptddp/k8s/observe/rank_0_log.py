@@ -1,4 +1,4 @@
-"""What rank 0's log says of a training: the one place where its lines are read.
+"""Parses rank 0's log: the only place that reads its lines.
 
 `status` and the line of a local job show these numbers. Lines of older versions have fewer.
 """
@@ -21,8 +21,8 @@ from gptddp.k8s.observe.pod_log import CONTAINER, parse
 Log = Sequence[tuple[datetime | None, str]]  # lines with their times
 
 TAIL = 200  # lines of a log that are searched for the newest step
-_AT_ONCE = 16  # pods whose logs are asked for
-_NEW_S = 60.0  # a line's age at which its pod surely has rank 0
+_AT_ONCE = 16  # number of logs read at the same time
+_NEW_S = 60.0  # a pod with a line newer than this certainly has rank 0
 _STEP = re.compile(
     r"step (?P<step>\d+)/~?(?P<steps>\d+)  loss (?P<loss>\S+).*?"
     r"  (?P<speed>[\d.]+ ?[kMBT]?) tok/s(?:  (?P<ranks>\d+) ranks?)?"
@@ -43,17 +43,17 @@ _NAMED = re.compile(
     r"|as fast as the others again)"
 )
 _STORAGE = re.compile(r"^STORAGE: (?P<trouble>(?!it works again).*)?")
-# its ranks are other ones
+# lines after which the ranks are different ones
 _BEGUN = re.compile(r"^life \d+: from |^step \d+: .*; \d+ ranks? go on after ")
 _FAULT = re.compile(r"^life (\d+) ended after step (\d+): (.*)")
-_LOST = re.compile(r"^step (\d+): lost (.*); \d+ ranks? go on after ")  # and the life goes on
+_LOST = re.compile(r"^step (\d+): lost (.*); \d+ ranks? go on after ")  # the life continues
 
 
 def with_log(cluster: Cluster, facts: Facts) -> Facts:
-    """The same with the end of the log of the pod that has rank 0. As it is where none can be read.
+    """Add the end of the log of rank 0's pod to the facts; unchanged if no log can be read.
 
-    That is any pod: rank 0 is the rank that has been in the training longest, so that pods are
-    asked by their age, some at a time, until one has a line of rank 0's that is new.
+    Any pod may have rank 0. It is the rank that has been in the training longest, so the logs are
+    read by the pods' age, _AT_ONCE at a time, until one has a new line of rank 0.
     """
     pods = sorted(filter(has_log, facts.pods), key=started)
     logs: dict[str, Log] = {}  # by pod
@@ -71,19 +71,19 @@ def with_log(cluster: Cluster, facts: Facts) -> Facts:
 
 
 def _end_of(cluster: Cluster, pod: str) -> Log | None:
-    with contextlib.suppress(ClusterError):  # of a node that does not answer
+    with contextlib.suppress(ClusterError):  # the node does not answer
         log = cluster.log(pod, container=CONTAINER, tail=TAIL, quiet_s=5.0)
         return [parse(line) for line in log]
     return None
 
 
 def of_rank_0(logs: Iterable[Log]) -> Log:
-    """The one of these logs, of a pod each, that has the newest line of rank 0's."""
+    """Of these logs of one pod each, the log with the newest line of rank 0."""
     return max(logs, key=newest)
 
 
 def newest(log: Log) -> tuple[float, int]:
-    """When the newest line of rank 0's came, in unix seconds, and its step; 0 where not known."""
+    """Time (unix seconds) and step of the newest line of rank 0; 0 if not known."""
     for at, line in reversed(log):
         if found := _STEP.search(line) or _LIFE.match(line):
             return at.timestamp() if at else 0.0, int(found["step"])
@@ -91,16 +91,16 @@ def newest(log: Log) -> tuple[float, int]:
 
 
 def progress(logged: Iterable[str]) -> dict[str, Any]:
-    """The newest of each in these lines, None for what they do not have.
+    """The newest value of each field in these lines, None if no line has it.
 
     `progress`: step, steps, loss, tok_s, left_s, ranks, goodput (0 to 1), and slow ranks with the
-    ratio to the median. `checkpoint`: the newest, where it is named. `storage`: what fails in it.
-    `stall`: a step that does not move. `fault`: how the last life ended that could not say so
-    itself. `phase`: what it does beside steps. `bits_per_byte`: of the last evaluation.
+    ratio to the median. `checkpoint`: the newest, if named. `storage`: its trouble. `stall`: a step
+    that does not move. `fault`: the newest end of a killed life, or loss of ranks. `phase`: the
+    work outside of steps. `bits_per_byte`: of the last evaluation.
     """
     names = ("progress", "checkpoint", "storage", "stall", "fault", "phase", "bits_per_byte")
     found: dict[str, Any] = dict.fromkeys(names)
-    slow: dict[str, float] = {}  # by name, as a step's line comes every `log_every` steps only
+    slow: dict[str, float] = {}  # by name; a step's line comes only every `log_every` steps
     for line in logged:
         if step := _STEP.search(line):
             found |= {"progress": (done := _step(step)), "stall": None, "checkpoint": None}
@@ -139,7 +139,7 @@ def progress(logged: Iterable[str]) -> dict[str, Any]:
 
 
 def world(log: Log) -> tuple[int, float]:
-    """How many ranks train by the newest line that says so, and its time; 0 where not known."""
+    """Number of ranks in the newest line that has it, and the line's time; 0 if not known."""
     for at, line in reversed(log):
         if (found := _STEP.search(line) or _WORLD.match(line)) and found["ranks"]:
             return int(found["ranks"]), at.timestamp() if at else 0.0
@@ -147,9 +147,9 @@ def world(log: Log) -> tuple[int, float]:
 
 
 def pace(log: Log) -> tuple[float | None, float | None]:
-    """When the newest line of a step came (unix seconds), and the longest gap between two of them.
+    """Time of the newest line of a step (unix seconds), and the longest gap between two (seconds).
 
-    None for what is not known.
+    None if not known.
     """
     times = [at.timestamp() for at, line in log if at and _STEP.search(line)]
     gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
@@ -157,7 +157,7 @@ def pace(log: Log) -> tuple[float | None, float | None]:
 
 
 def ranks(line: str) -> int | None:
-    """How many ranks have done the step of this line; None: it is of no step, or does not say."""
+    """Number of ranks that have done the step of this line; None: no step, or no number."""
     found = _STEP.search(line)
     return int(found["ranks"]) if found and found["ranks"] else None
 
@@ -178,7 +178,7 @@ def _step(found: re.Match[str]) -> dict[str, Any]:
 
 
 def rows(found: dict[str, Any]) -> dict[str, str]:
-    """The same for a reader: a name and a text for each that there is."""
+    """The fields of `progress` for a reader: name -> text, "" if not known."""
     done, stall, fault = found["progress"] or {}, found["stall"], found["fault"]
     bpb = found["bits_per_byte"]
     shown = {"bits/byte": "" if bpb is None else f"{bpb:.3f}", "now": found["phase"] or ""}

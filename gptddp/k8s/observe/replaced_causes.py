@@ -1,4 +1,4 @@
-"""Pods that were lost and made anew: how they ended, and those that never start."""
+"""Causes of pods that were lost and replaced, and of pods that never start."""
 
 import re
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from gptddp.k8s.observe.endings import from_outside, how_it_ended
 from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.pod_log import CONTAINER
 
-REPLACED_S, LOOP_S = 30.0, 300.0  # how long a pod's end is news; the same where it came often
-# The operator says how a container ended in the messages of its events alone.
+REPLACED_S, LOOP_S = 30.0, 300.0  # how long a pod's end is reported: once, and if it is frequent
+# The operator reports how a container ended only in the messages of its events.
 _EXITED = re.compile(r"Pod: (?:[^.\s]+\.)?(\S+) exited with code (\d+)")
 _SAID = re.compile(
     r"Error pod (\S+) container (\S+) exitCode: (\d+) terminated message: (.*)", re.DOTALL
@@ -28,22 +28,22 @@ class Exit(NamedTuple):
 
 
 def replaced(facts: Facts) -> Iterator[Cause]:
-    """Pods that were lost a moment ago, or again and again: only events say how they ended."""
+    """Pods lost a moment ago, or again and again: only events say how they ended."""
     for it in exits(facts):
         created = facts.about(facts.job, "SuccessfulCreatePod")
         own = [e for e in created if str(e.get("message", "")).endswith(f" {it.pod_name}")]
-        # The operator tells one exit several times, and one of a container that restarts too.
+        # Count creations: the operator reports one exit several times, and restarts as well.
         times = sum(int(e.get("count") or 1) for e in own) - 1
         since_s = facts.now - event_time(it.event)
         if times > 0 and since_s < (REPLACED_S if times < 3 else LOOP_S):
-            often = f", {times} times by now" if times > 2 else ""
+            often = f", {times} times so far" if times > 2 else ""
             yield cause(facts, "replaced", f"{it.text}; it was replaced{often}", name=it.pod_name)
 
 
 def exits(facts: Facts) -> Iterator[Exit]:
     """Bad ends that the operator saw, the newest first.
 
-    It tells the exit code in one event, and in another what is left of the container's last words.
+    The operator reports the exit code in one event, and the container's message in another.
     """
     about = facts.about(facts.job)
     last_words = [(said, e) for e in about if (said := _SAID.match(str(e.get("message", ""))))]
@@ -67,10 +67,10 @@ def exits(facts: Facts) -> Iterator[Exit]:
 
 
 def in_vain(facts: Facts) -> Iterator[Cause]:
-    """A pod that is made again and again, and whose container never starts.
+    """A pod that is created again and again, and whose container never starts.
 
-    Every pod leaves events with its own uid, so they are counted; the operator's own events are no
-    measure, as a client may send only so many about one object.
+    Counts the uids in the events about the pods. The operator's events cannot be counted: a client
+    may send only a limited number about one object.
     """
     waiting = {pod["metadata"]["name"]: pod for pod in facts.pods if not is_ready(pod)}
     for name in (*waiting, *facts.missing):
@@ -93,10 +93,10 @@ def _reason(facts: Facts, pod: Object | None, events: list[Object]) -> str:
         if event.get("type") == "Warning" and event["reason"] != "BackOff":
             return f"{event['reason']}: {event.get('message', '')}".rstrip(". ")
     crash = pod_causes.crashed(facts, pod) if pod else None
-    return crash.text if crash else "its events say no more, so an init container may end badly"
+    return crash.text if crash else "its events give no reason; an init container may fail"
 
 
 def _has_started(event: Object) -> bool:
-    """Is it the start of a container that is none of those before the training?"""
+    """Is it the start of a container that is no init container?"""
     about = str(event["involvedObject"].get("fieldPath", ""))
     return event.get("reason") == "Started" and "initContainers" not in about

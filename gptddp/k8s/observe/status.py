@@ -1,4 +1,4 @@
-"""What `status` shows of a job: one dict, and the same as text."""
+"""The status of a job, as one dict and as text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -20,7 +20,7 @@ from gptddp.k8s.observe import rank_0_log, why, world
 from gptddp.k8s.observe.cause import Cause
 from gptddp.k8s.observe.facts import Facts
 
-_QUIET_S = 15.0  # without a step's line, at the least, before its speed is none of now
+_QUIET_S = 15.0  # minimum time without a step's line until the speed counts as unknown
 
 
 def describe(facts: Facts) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def describe(facts: Facts) -> dict[str, Any]:
         newest = (job.get("status") or {}).get("newest") or {}
         done |= {key: newest[key] for key in ("step", "loss", "tok_s") if key in newest}
         if not goes_on or now.is_stale or found_in_log["stall"] or _is_quiet(facts):
-            done |= {"tok_s": None, "left_s": None}  # those that it had
+            done |= {"tok_s": None, "left_s": None}  # the last values do not hold any more
     return {
         "name": facts.name,
         "namespace": job["metadata"].get("namespace", ""),
@@ -89,7 +89,7 @@ def _pod(pod: Object, now: float) -> dict[str, Any]:
 
 
 def pod_status(pod: Object) -> str:
-    """The column STATUS as kubectl has it: a container's reason before the pod's phase."""
+    """The column STATUS as in kubectl: a container's reason before the pod's phase."""
     status = pod.get("status") or {}
     if "deletionTimestamp" in pod["metadata"] and not has_ended(pod):
         return "Terminating"
@@ -100,7 +100,7 @@ def pod_status(pod: Object) -> str:
         if waiting.get("reason"):
             word = str(waiting["reason"])
         elif terminated.get("exitCode") or (terminated and status.get("phase") == "Succeeded"):
-            # one that is done, as init containers are, says nothing of a pod that goes on
+            # a container that succeeded, such as an init container, says nothing of a running pod
             word = str(terminated.get("reason") or f"ExitCode:{terminated.get('exitCode')}")
             if terminated.get("exitCode"):
                 word += f" {exit_codes.meaning(int(terminated['exitCode']))}"
@@ -115,7 +115,7 @@ def to_text(status: dict[str, Any], wide: bool = False) -> str:
     count = status["replicas"]
     pods = f"{count['ready']} of {count['desired']} ready"
     if count["min"] and (count["min"], count["max"]) != (count["desired"], count["desired"]):
-        pods += f" (goes on with {count['min']} to {count['max']})"
+        pods += f" (runs with {count['min']} to {count['max']})"
     done = status["progress"]
     rows = {
         "name": status["name"],
@@ -167,7 +167,7 @@ def _also(causes: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def step_line(done: Mapping[str, Any] | None) -> str:
-    """Step and loss, and the present speed and the time left, as far as they are known."""
+    """Step and loss, and the current speed and the remaining time if known."""
     if not done:
         return ""
     speed = "" if done["tok_s"] is None else f"  {units.amount(done['tok_s'])} tok/s"
@@ -185,12 +185,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def next_command(status: dict[str, Any], local: bool = False, ours: bool = True) -> str:
-    """What to type next in this state, or nothing."""
+    """The command to run next in this state, or ""."""
     name, state = status["name"], status["state"]
     if local and state == why.SUSPENDED:
-        return ""  # its `submit` lets it go on
+        return ""  # its `submit` continues it
     if not ours and state in (why.SUSPENDED, why.SUCCEEDED):
-        return ""  # what is next of ours would be refused
+        return ""  # our next command would be refused
     if state == why.FAILED:
         pods = [c["pods"] for c in status["causes"] if c["pods"]]
         option = next((f" --pod {p['index']}" for p in status["pods"] if [p["name"]] in pods), "")

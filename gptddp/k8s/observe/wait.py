@@ -1,4 +1,4 @@
-"""Waiting for a job's end: what changes is said, how it ended is the exit code."""
+"""Waits for a job's end: reports changes, and returns how it ended as an exit code."""
 
 import re
 import time
@@ -12,8 +12,8 @@ from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.rank_0_log import with_log
 from gptddp.k8s.observe.watcher import POLL_S, Say, of_job
 
-LOG_S = 30.0  # between two reads of the log, which says whether there are steps
-_COUNTS = re.compile(r"\d+(?= (?:s|times)\b)")  # what changes in a reason that stays the same
+LOG_S = 30.0  # between two reads of the log, which shows whether steps are done
+_COUNTS = re.compile(r"\d+(?= (?:s|times)\b)")  # numbers that change while a reason stays the same
 _CODES = {
     why.SUCCEEDED: exit_codes.SUCCEEDED,
     why.FAILED: exit_codes.FAILED,
@@ -22,15 +22,15 @@ _CODES = {
 
 
 def until_done(cluster: Cluster, name: str, say: Say, timeout_s: float | None = None) -> int:
-    """Wait until the job has ended: 0 Succeeded, 100 Failed, 102 gone, 103 suspended, 124 time up.
+    """Wait until the job ends: 0 Succeeded, 100 Failed, 102 gone, 103 suspended, 124 timed out.
 
-    `say` is told each change of state, and why the job does not run. Goes on through times without
-    an API server. Raises NotFoundError (102) for a job that is not there at the first poll, and
-    ClusterError for what will not pass.
+    `say` gets each change of state, and why the job does not run. Waits out times without an API
+    server. Raises NotFoundError (102) if the job does not exist at the first poll, and ClusterError
+    for an error that is not transient.
     """
     end = None if timeout_s is None else time.monotonic() + timeout_s
     watcher, changes, uid = of_job(cluster, name, say), Changes(name, say), None
-    log, log_due = None, 0.0  # the end of rank 0's log, and when it is to be read again
+    log, log_due = None, 0.0  # the end of rank 0's log, and when to read it again
     while True:
         try:
             facts = watcher.poll(end)
@@ -58,14 +58,14 @@ def until_done(cluster: Cluster, name: str, say: Say, timeout_s: float | None = 
 
 
 class Changes:
-    """Says what has changed since the last poll."""
+    """Reports what has changed since the last poll."""
 
     def __init__(self, name: str, say: Say) -> None:
         self.name, self.say, self.state = name, say, ""
         self._last_reason = self._told_reason = ""
 
     def tell(self, facts: Facts | None) -> str:
-        """Say what is new in these facts; returns the job's state, empty if it is gone."""
+        """Report what is new in these facts; returns the job's state, "" if it is gone."""
         if facts is None:
             if self.state != "gone":
                 self.say(f"{self.name}: gone")
@@ -85,7 +85,7 @@ class Changes:
         return state
 
     def _is_news(self, reason: str) -> bool:
-        """A reason that only one poll shows is not: the pod was being started, or replaced."""
+        """A reason in only one poll is no news: the pod was being started or replaced."""
         plain, last, reported = (
             _COUNTS.sub("", it) for it in (reason, self._last_reason, self._told_reason)
         )

@@ -1,4 +1,4 @@
-"""Asking the same of a cluster again and again, while its API server comes and goes."""
+"""Polls a cluster through outages of its API server."""
 
 import time
 from collections.abc import Callable
@@ -9,24 +9,24 @@ from gptddp.k8s.exit_codes import ClusterError
 from gptddp.k8s.observe import facts
 from gptddp.k8s.observe.facts import Facts
 
-Say = Callable[[str], None]  # tells the user one line
+Say = Callable[[str], None]  # shows the user one line
 _Answer = TypeVar("_Answer")
 
 POLL_S = 1.0
 
 
 class Watcher(Generic[_Answer]):
-    """Says once that the API server is away, and once that it is back."""
+    """Reports once that the API server is away, and once that it is back."""
 
     def __init__(self, ask: Callable[[], _Answer], say: Say) -> None:
         self._ask, self._say = ask, say
         self._answered = False
 
     def poll(self, end: float | None = None) -> _Answer:
-        """The answer of now; waits for an API server that was there.
+        """The current answer; waits for an API server that has answered before.
 
-        Raises TimeoutError at `end` (of time.monotonic), ClusterError for what will not pass, and
-        at the first poll for a server that cannot be reached: it may be the wrong one.
+        Raises TimeoutError at `end` (of time.monotonic), and ClusterError for an error that is not
+        transient, or if the first poll cannot reach the server: it may be the wrong one.
         """
         failures = 0
         while True:
@@ -36,8 +36,8 @@ class Watcher(Generic[_Answer]):
                 if not transient(error) or not (self._answered or error.status):
                     raise
                 failures += 1
-                if failures == 2:  # one alone may be a connection that had gone stale
-                    self._say(f"the API server does not answer, trying on: {error}")
+                if failures == 2:  # a single failure may be a stale connection
+                    self._say(f"the API server does not answer, retrying: {error}")
             else:
                 self._answered = True
                 if failures > 1:
@@ -49,10 +49,10 @@ class Watcher(Generic[_Answer]):
 
 
 def of_job(cluster: Cluster, name: str, say: Say) -> Watcher[Facts | None]:
-    """Watches a job: None if there is none of this name."""
+    """Polls a job: None if there is no job of this name."""
     return Watcher(lambda: facts.fetch(cluster, name), lambda text: say(f"{name}: {text}"))
 
 
 def transient(error: ClusterError) -> bool:
-    """Can the same request succeed a little later?"""
+    """Can the same request succeed later?"""
     return error.status in (0, 408, 429) or error.status >= 500

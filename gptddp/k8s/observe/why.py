@@ -1,8 +1,8 @@
 """A job's state, and why it does not run: conditions, pods and events -> one sentence and causes.
 
 Pure functions over the objects as the API gives them. The state comes from conditions by type and
-status: the last of the list, which `kubectl get` shows, may be one that no longer holds. The
-operator writes no status at all while pods or services are refused: that is in events only.
+status: the last condition of the list, which `kubectl get` shows, may no longer hold. While pods or
+services are refused, the operator writes no status: only events show it.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ from gptddp.k8s.observe.queue import Queue
 
 PENDING, RUNNING, RESTARTING, SUSPENDED = "Pending", "Running", "Restarting", "Suspended"
 SUCCEEDED, FAILED, DELETING, UNKNOWN = "Succeeded", "Failed", "Deleting", "Unknown"
-QUEUED = "Queued"  # suspended by Kueue, which lets it go on
+QUEUED = "Queued"  # suspended by Kueue, which will start it
 FINAL = (SUCCEEDED, FAILED)
 
 
 def state(job: Object, queue: Queue | None = None) -> str:
-    """One word for the job, by what holds now; with what is known of its queue."""
+    """The job's state in one word, from the conditions that hold and from its queue."""
     if "deletionTimestamp" in job["metadata"]:
         return DELETING
     for kind in (FAILED, SUCCEEDED):
@@ -38,7 +38,7 @@ def state(job: Object, queue: Queue | None = None) -> str:
 
 
 Check = Callable[[Facts], Iterator[Cause]]
-_LOST: tuple[Check, ...] = (pod_causes.lost,)  # also of a job that is to have no pods
+_LOST: tuple[Check, ...] = (pod_causes.lost,)  # also for a job that is to have no pods
 _CHECKS: dict[str, tuple[Check, ...]] = {
     SUCCEEDED: (),
     FAILED: (job_causes.failed,),
@@ -59,12 +59,12 @@ _RUNS: tuple[Check, ...] = (
 
 
 def causes(facts: Facts) -> list[Cause]:
-    """What keeps the job, or some of its pods, from running: the most important first."""
+    """The causes that keep the job, or some pods, from running: the most important first."""
     now = state(facts.job, facts.queue)
     found = in_order(it for check in _CHECKS.get(now, _RUNS) for it in check(facts))
     return found or ([] if now in _CHECKS else list(job_causes.starting(facts, now == PENDING)))
 
 
 def why(facts: Facts) -> str:
-    """The first cause as a sentence; empty where nothing is wrong."""
+    """The first cause as a sentence; "" if nothing is wrong."""
     return next((cause.sentence for cause in causes(facts)), "")

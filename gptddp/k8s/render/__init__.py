@@ -1,1 +1,1 @@
-"""From a job's specification to Kubernetes objects by pure functions, for the rest of `k8s`."""
+"""Renders a job's specification as Kubernetes objects, in pure functions."""

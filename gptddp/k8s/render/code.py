@@ -1,7 +1,7 @@
-"""Own code of a job: the files of a folder, read, checked and packed on this machine.
+"""A job's own code: the files of a folder, read, checked and packed on this machine.
 
-In a git repository they are the files that git knows or would add; without git all Python files.
-Hidden files stay here in any case: no module is one, and `.env` or `.netrc` hold secrets.
+In a git repository these are the files that git tracks or would add; without git, all Python files.
+Hidden files are never included: no module is hidden, and `.env` or `.netrc` hold secrets.
 """
 
 import os
@@ -19,22 +19,22 @@ from gptddp.files import exists
 from gptddp.launch import bundle
 from gptddp.launch.bundle import File
 
-MOST_IN_A_CONFIG_MAP = 700 << 10  # bytes of the archive; a third more in JSON, and 1 MiB is the end
-MOST_CONFIG_MAPS = 12  # the cluster's own database holds them: it is no place for more
+MOST_IN_A_CONFIG_MAP = 700 << 10  # bytes of the archive: a third more in JSON, and 1 MiB at most
+MOST_CONFIG_MAPS = 12  # etcd holds them, which is not for more data
 _LESS = (
-    "have git ignore what is no code, such as data and models, or name a smaller folder; for large "
-    "libraries build an image"
+    "let git ignore files that are no code, such as data and models, or name a smaller folder; for "
+    "large libraries build an image"
 )
 _LIST = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-_PLACE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # a hook's: they name another repository
+_PLACE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # set in a hook: name another repository
 
 
 @dataclass(frozen=True)
 class Code:
-    """The files of a folder that go before those of the image; `where`: the option that names it.
+    """The files of a folder that replace the image's; `where`: the option that names the folder.
 
-    They are read at the first look at them, which may raise ConfigError: `prepare` has no use for
-    them, though the job's file names them.
+    The files are read on first use, which may raise ConfigError: `prepare` does not use them, even
+    if the job's file names them.
     """
 
     where: str
@@ -46,7 +46,7 @@ class Code:
             return _read(self.folder)
         except OSError as error:
             wrong = f"{error.filename} cannot be read: {error.strerror}"
-            text = f"{self.where}: {wrong}; {self.folder} is to be a folder of packages"
+            text = f"{self.where}: {wrong}; {self.folder} must be a folder of packages"
             raise ConfigError(text) from None
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from None
@@ -60,14 +60,14 @@ class Code:
         packed, most = bundle.pack(self.files), MOST_CONFIG_MAPS * MOST_IN_A_CONFIG_MAP
         if len(packed) > most:
             raise ConfigError(
-                f"{self.where}: {self.folder} has {len(packed) >> 10} KiB, packed, and may have "
-                f"{most >> 10}: {_LESS}"
+                f"{self.where}: {self.folder} has {len(packed) >> 10} KiB, packed, and at most "
+                f"{most >> 10} are allowed: {_LESS}"
             )
         return packed
 
     @property
     def parts(self) -> list[bytes]:
-        """The archive in pieces, each for a ConfigMap."""
+        """The archive in pieces, one per ConfigMap."""
         size = MOST_IN_A_CONFIG_MAP
         return [self.archive[at : at + size] for at in range(0, len(self.archive), size)]
 
@@ -77,7 +77,7 @@ class Code:
 
 
 def _read(folder: Path) -> bundle.Files:
-    """The files of a folder. Raises OSError, and ConfigError for what no pod could run."""
+    """The files of a folder. Raises OSError, and ConfigError for code that no pod could run."""
     listed = _of_git(folder.resolve())
     found = _visible_python(folder) if listed is None else listed
     paths = sorted(path for path in set(found) if not path.startswith(".") and "/." not in path)
@@ -96,10 +96,10 @@ def _read(folder: Path) -> bundle.Files:
 
 
 def _of_git(folder: Path) -> list[str] | None:
-    """What git lists, less what is deleted; None without a repository or without git.
+    """The existing files that git lists; None without a repository or without git.
 
-    A submodule, or a repository inside this one, is one entry of the list: it has a list of its
-    own. Raises ConfigError with git's words where git lists nothing, as for another user's files.
+    A submodule, or a repository inside this one, is one entry of the list; its own list is added.
+    Raises ConfigError with git's message if git fails, as for another user's files.
     """
     import subprocess
 
@@ -136,51 +136,51 @@ def _visible_python(folder: Path) -> Iterator[str]:
 
 
 def _check_names(folder: Path, paths: list[str]) -> None:
-    """Refuse a folder whose files would not be found, or that hides what Python needs."""
+    """Raise ConfigError if Python would not find the files, or if they hide its own modules."""
     parts = folder.resolve().parts
     below = parts[parts.index("gptddp") :] if "gptddp" in parts else ()
     of_ours = below and Path(__file__).parents[3].joinpath(*below).is_dir()
     has_package = any(path.startswith("gptddp/") for path in paths)
     if "__init__.py" in paths or (of_ours and not has_package):
         raise ConfigError(
-            f"{folder} is a package itself, or a part of one: name the folder that holds the "
-            f"package, so that {(*below, parts[-1])[0]}/ is in it"
+            f"{folder} is a package itself, or a part of one: name the folder that contains the "
+            f"package {(*below, parts[-1])[0]}/"
         )
     if not any(path.endswith(".py") for path in paths):
         raise ConfigError(
-            f"{folder} has no Python file, or git ignores all of them: it is to hold packages, "
-            "such as gptddp/model/gpt.py in the place of ours"
+            f"{folder} has no Python file, or git ignores all of them: it must contain packages, "
+            "such as gptddp/model/gpt.py in place of ours"
         )
     for path in paths:
         module = re.fullmatch(r"([^/.]+)(/__init__\.py|\.py|\.([^/]+\.)?so)", path)
         hidden = module and path != "gptddp/__init__.py" and module[1]
         if hidden in (*sys.stdlib_module_names, "gptddp"):
             raise ConfigError(
-                f"{path} would take the place of {hidden} in every program: rename it"
+                f"{path} would replace the module {hidden} in every program: rename it"
             )
 
 
 def _file(folder: Path, path: str, most: int) -> File:
-    """One file, and a byte more than `most` where it is larger."""
-    if not path.isprintable():  # what is not UTF-8 has no printable form either
+    """Read one file, at most `most` + 1 bytes."""
+    if not path.isprintable():  # also true of names that are not UTF-8
         raise ConfigError(f"the name {path!r} is not UTF-8, or not printable: rename the file")
-    target = Path(os.path.realpath(folder / path))  # unlike `resolve`, it ends at a link to itself
+    target = Path(os.path.realpath(folder / path))  # `resolve` fails on a link to itself
     if not (exists(target, stat.S_ISREG) and target.is_relative_to(folder.resolve())):
         raise ConfigError(
-            f"{path} is no plain file of the folder, so no pod would have it: put the file there, "
-            "or remove what is there"
+            f"{path} is no plain file in the folder, so the pods would not have it: put the file "
+            "there, or remove the entry"
         )
     with open(target, "rb") as file:
         return File(file.read(most + 1), bool(os.fstat(file.fileno()).st_mode & 0o100))
 
 
 def _compile(path: str, source: bytes) -> None:
-    """Raise ConfigError for a file that no interpreter of this version would load."""
+    """Raise ConfigError for a file that an interpreter of this version cannot load."""
     try:
         with warnings.catch_warnings(action="ignore"):
             compile(source, path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # zero bytes; nesting
         version = f"Python {sys.version_info.major}.{sys.version_info.minor}"
         raise ConfigError(
-            f"{path}: {error} ({version}): the pods could not load it; mend or remove it"
+            f"{path}: {error} ({version}): the pods could not load it; fix or remove it"
         ) from None

@@ -1,8 +1,8 @@
-"""How the pods of a job get its own code: from an immutable ConfigMap that is named after its hash.
+"""Brings a job's own code to its pods: in an immutable ConfigMap that is named after its hash.
 
-Large code is in several, which the pods see as one folder: none has to bring it to a volume first.
-The job names the code by its hash, in the first argument of its pods. So other code is another job,
-and a pod whose image is too old to know the argument ends with an error, not with the image's code.
+Large code is in several ConfigMaps, which the pods see as one folder; nobody copies it to a volume.
+The first argument of the pods names the code by its hash. So a job with other code is another job,
+and a pod whose image is too old to know the argument fails instead of running the image's code.
 """
 
 import base64
@@ -23,12 +23,12 @@ COMPONENT = "code"  # label
 
 
 def args(code: "Code | None") -> list[str]:
-    """What the launcher is told, before the trainer's arguments."""
+    """The launcher's arguments, before the trainer's."""
     return [OPTION, f"{MOUNT}/{code.sha256}{SUFFIX}"] if code else []
 
 
 def volumes(job: str, code: "Code | None") -> list[Object]:
-    """The volume of a job of this name: its ConfigMap, or several as one folder."""
+    """The volume with the code of the job of this name: one ConfigMap, or several as one folder."""
     if code is None:
         return []
     maps = [{"configMap": {"name": name}} for name in _names(job, code)]
@@ -40,7 +40,7 @@ def mounts(code: "Code | None") -> list[Object]:
 
 
 def objects(job: Object, code: "Code | None") -> list[Object]:
-    """What has to be there before the job: the ConfigMaps with the archive."""
+    """The ConfigMaps with the archive, which must exist before the job."""
     if code is None:
         return []
     meta = job["metadata"]
@@ -52,7 +52,7 @@ def objects(job: Object, code: "Code | None") -> list[Object]:
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": name, **place, "labels": labels},
-            "immutable": True,  # no node has to watch it
+            "immutable": True,  # so nodes need not watch it
             "binaryData": {key: base64.b64encode(part).decode()},
         }
         for name, key, part in zip(_names(meta["name"], code), keys, code.parts, strict=True)
@@ -60,22 +60,22 @@ def objects(job: Object, code: "Code | None") -> list[Object]:
 
 
 def _names(job: str, code: "Code") -> list[str]:
-    """Of the ConfigMaps: a changed code has others, and so a half-done submit mixes nothing."""
+    """The ConfigMaps' names: they contain the hash, so an interrupted submit mixes no versions."""
     name, parts = f"{job}-code-{code.sha256[:10]}", len(code.parts)
     return [f"{name}-{part}" for part in range(parts)] if parts > 1 else [name]
 
 
 def before_command(pod_spec: Mapping[str, Any]) -> list[str]:
-    """The words that let another program run on the code of these pods; none where they have none.
+    """The words before another program's command that make it run with the code of these pods.
 
-    They stand before its own command.
+    Empty if the pods have no own code.
     """
     archive = _archive_of(pod_spec)
     return ["python", "-m", "gptddp.launch.overlay", OPTION, str(archive)] if archive else []
 
 
 def hash_of(job: Object) -> str | None:
-    """The hash of the code that a job runs; None for the image's own."""
+    """The hash of a job's own code; None if it runs the image's."""
     archive = _archive_of(worker_pod_spec(job))
     return archive.name.removesuffix(SUFFIX) if archive else None
 
@@ -86,7 +86,7 @@ def _archive_of(pod_spec: Mapping[str, Any]) -> Path | None:
 
 
 def config_maps_of(job: Object) -> list[str]:
-    """The names of the ConfigMaps that a job has its code from."""
+    """The names of the ConfigMaps with a job's code."""
     for volume in worker_pod_spec(job).get("volumes") or []:
         if volume["name"] == VOLUME:
             sources = (volume.get("projected") or {}).get("sources") or [volume]
@@ -95,7 +95,7 @@ def config_maps_of(job: Object) -> list[str]:
 
 
 def files_in(config_maps: Sequence[Object]) -> bundle.Files:
-    """The files in the ConfigMaps of one code. Raises ValueError where they hold no archive."""
+    """The files in the ConfigMaps of a job's code. Raises ValueError if they hold no archive."""
     found = {k: data for it in config_maps for k, data in (it.get("binaryData") or {}).items()}
     parts = [base64.b64decode(data, validate=True) for _, data in sorted(found.items())]
     return bundle.unpack(b"".join(parts))

@@ -1,26 +1,26 @@
-"""The objects beside a PyTorchJob, all of its name and with its labels.
+"""The companions: objects beside a PyTorchJob, with its name and its labels.
 
-The Secret with the key of the rendezvous is none of them: a manifest is no place for secrets. The
-pods name it, and run without it too; `submit` makes it, and so may anybody else.
+The Secret with the key of the rendezvous is not rendered: a manifest must not contain secrets. The
+pods name it, and also run without it; `submit` or anybody else creates it.
 
-They are rendered before it, as its pods need them, and so cannot name it as their owner: `submit`
-makes it so once the job has a uid.
+Companions are created before the job, as its pods need them, so they cannot name it as their owner:
+`submit` sets the owner once the job has a uid.
 """
 
 from gptddp.k8s.objects import PRIORITY, QUEUE, Object
 from gptddp.k8s.render import pod
 from gptddp.k8s.render.pod import PodOptions
 
-SECRET_FIELD = "rendezvous-key"  # of the Secret's data
-JOB_NAME = "training.kubeflow.org/job-name"  # label that the operator puts on the job's pods
-OURS = "app.kubernetes.io/name=gptddp"  # label selector of all jobs of ours, and their pods
+SECRET_FIELD = "rendezvous-key"  # key in the Secret's data
+JOB_NAME = "training.kubeflow.org/job-name"  # label that the operator sets on the job's pods
+OURS = "app.kubernetes.io/name=gptddp"  # label selector of all our jobs and their pods
 KINDS = ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget")
 
 
 def objects(job: Object, metrics_port: int, options: PodOptions) -> list[Object]:
-    """The companions of a job, in the order in which they are to be created.
+    """The companions of a job, in the order in which to create them.
 
-    None that is to be left out, and no account beside one that is there.
+    Leaves out those of --without, and the ServiceAccount if an existing one is used.
     """
     out = {pod.COMPANIONS[name] for name in options.without}
     out |= {"ServiceAccount"} if options.service_account else set()
@@ -29,8 +29,7 @@ def objects(job: Object, metrics_port: int, options: PodOptions) -> list[Object]
 
 def _all(job: Object, metrics_port: int) -> list[Object]:
     pods = {"matchLabels": {JOB_NAME: job["metadata"]["name"]}}
-    # From anywhere: where the cluster's Prometheus runs is not known here, and the metrics are no
-    # secret.
+    # From anywhere: it is not known where Prometheus runs, and the metrics are no secret.
     scrape = [{"ports": [{"protocol": "TCP", "port": metrics_port}]}] if metrics_port else []
     return [
         {
@@ -41,9 +40,9 @@ def _all(job: Object, metrics_port: int) -> list[Object]:
             **_head(job, "networking.k8s.io/v1", "NetworkPolicy"),
             "spec": {
                 "podSelector": pods,
-                "policyTypes": ["Ingress"],  # what goes out is left to the cluster's own policies
+                "policyTypes": ["Ingress"],  # egress is left to the cluster's own policies
                 "ingress": [
-                    # All ports: the launchers' are known, gloo and NCCL take any free one.
+                    # All ports: gloo and NCCL use any free port.
                     {"from": [{"podSelector": pods}]},
                     *scrape,
                 ],
@@ -52,7 +51,7 @@ def _all(job: Object, metrics_port: int) -> list[Object]:
         {
             **_head(job, "policy/v1", "PodDisruptionBudget"),
             "spec": {
-                # A drain takes one pod at a time: its peers keep the state in memory.
+                # A drain evicts one pod at a time, so that its peers keep the state in memory.
                 "maxUnavailable": 1,
                 # A pod that cannot become ready must not keep its node from being drained.
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
@@ -63,17 +62,17 @@ def _all(job: Object, metrics_port: int) -> list[Object]:
 
 
 def secret(job: Object) -> Object:
-    """The Secret of a job, without its data."""
+    """A job's Secret, without data."""
     return {**_head(job, "v1", "Secret"), "type": "Opaque"}
 
 
 def secret_ref(name: str) -> Object:
-    """Where a pod's variable gets the key; without the Secret it is not set."""
+    """The source of the pod's variable with the key; without the Secret it is not set."""
     return {"secretKeyRef": {"name": name, "key": SECRET_FIELD, "optional": True}}
 
 
 def key_command(name: str, flags: str) -> str:
-    """What makes the Secret of a job by hand; `flags`: those of kubectl that name its place."""
+    """The command that creates a job's Secret; `flags`: kubectl's, for cluster and namespace."""
     made = f"kubectl create secret generic {name} --from-file={SECRET_FIELD}=/dev/stdin{flags}"
     return f"openssl rand -hex 32 | {made}"
 

@@ -1,17 +1,17 @@
-"""What differs between an object that exists and the one that is wanted, for a reader."""
+"""Lists the differences between an existing object and the wanted one, for a reader."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-_IDENTITY = ("name", "key", "mountPath", "containerPort")  # of the items of a list
-_LEFT_OUT = ("rdzvId", "suspend")  # made from all the rest; a state, of which no option is
-# What a server adds by itself: not a difference where the wanted job does not have it.
+_IDENTITY = ("name", "key", "mountPath", "containerPort")  # fields that identify items of a list
+_LEFT_OUT = ("rdzvId", "suspend")  # a hash of the rest; a state that no option sets
+# Fields that a server adds: no difference if the wanted job does not have them.
 _SERVER_SIDE = {"protocol": "TCP", "creationTimestamp": None}
 NONE = "(none)"
 
 
 class Difference(NamedTuple):
-    """One field that differs; `NONE` for the side that has none."""
+    """One field that differs; `NONE`: that side does not have it."""
 
     path: str
     old: str
@@ -34,9 +34,9 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
 
 
 def scales_to(found: Sequence[Difference]) -> str:
-    """The number of pods that is wanted, where `scale` can give it to the old job; "" else.
+    """The wanted number of pods if `scale` can set it on the old job, else "".
 
-    It changes neither bound, and stays within the old ones.
+    `scale` changes neither bound, and the number must be within the old bounds.
     """
     size = {it.path.rpartition(".")[2]: it for it in found if it.path.lower().endswith("replicas")}
     wanted = size.get("replicas")
@@ -53,13 +53,13 @@ def _compared(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value in it with its path; items of a list by their name where they have one."""
+    """Every value with its path; items of a list by name if they have one, else by index."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}" if path else key)
     elif isinstance(value, list) and value:
         for key, item in _flags(value) if path.endswith(".args") else _items(value):
-            if item in ({}, []):  # it counts: a NetworkPolicy's rule `{}` allows all
+            if item in ({}, []):  # not nothing: a NetworkPolicy's rule `{}` allows everything
                 yield f"{path}[{key}]", item
             yield from _leaves(item, f"{path}[{key}]")
     elif value not in ({}, []) or path.endswith("emptyDir"):
@@ -76,7 +76,7 @@ def _items(values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _flags(args: Sequence[str]) -> Iterator[tuple[Any, str]]:
-    """`--flag value` pairs, so that one more flag does not shift all the others."""
+    """`--flag value` pairs, so that an additional flag does not shift the others."""
     flags, values = args[::2], args[1::2]
     if len(flags) == len(values) and all(flag.startswith("--") for flag in flags):
         return zip(flags, values, strict=True)

@@ -1,4 +1,4 @@
-"""What the fields of a job are, as flags and in TOML files: texts, numbers, lists, tables."""
+"""Kinds of a job's fields, as flags and in TOML files: texts, numbers, lists, tables."""
 
 from collections.abc import Mapping
 from dataclasses import Field, field
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from gptddp.config import shown
 from gptddp.errors import ConfigError
-from gptddp.flags import flag as flag  # here for all who ask about a field
+from gptddp.flags import flag as flag  # exported with the fields
 
 if TYPE_CHECKING:
     from gptddp.k8s.render.code import Code
 
 
 class Kind(Enum):
-    """The kinds of a field; the value is what a TOML file must have there."""
+    """The kind of a field; the value is the type that a TOML file must have there."""
 
     TEXT = "a string"
     QUANTITY = "a quantity such as 2 or '4Gi'"
@@ -24,31 +24,31 @@ class Kind(Enum):
     TABLE = "a table of strings"  # a flag KEY=VALUE that may be repeated
     QUANTITIES = "a table of quantities"
     TREE = "a table, or the name of a YAML file"  # a flag that takes such a file
-    CODE = "the name of a folder"  # a flag that takes one
+    CODE = "the name of a folder"  # a flag that takes a folder
 
 
 TABLES = (Kind.TABLE, Kind.QUANTITIES)
 
 
 def option(default: Any, help: str, kind: Kind = Kind.TEXT, metavar: str | None = None) -> Any:
-    """A field of a dataclass with its kind, and with the help and metavar of its flag."""
+    """A dataclass field with its kind, and the help and metavar of its flag."""
     metadata = {"help": help, "kind": kind, "metavar": metavar}
     return field(default=default, metadata=metadata)
 
 
 def kind(spec_field: "Field[Any]") -> Kind:
-    """The kind of a field that `option` has made."""
+    """The kind of a field made by `option`."""
     found: Kind = spec_field.metadata["kind"]
     return found
 
 
 def from_toml(where: str, kind: Kind, value: Any, folder: Path) -> Any:
-    """A TOML value as a field of this kind has it; `folder`: where names of files begin.
+    """Convert a TOML value to the value of a field; `folder`: base of relative file names.
 
-    Raises ConfigError that names the key, `where`, for any other value.
+    Raises ConfigError that names the key, `where`, for a value of another kind.
     """
     if isinstance(value, str) and "\0" in value:
-        raise ConfigError(f"{where} is {value!r:.60}: nothing can have a NUL in it; leave it out")
+        raise ConfigError(f"{where} is {value!r:.60}: NUL characters are not allowed: remove them")
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind in TABLES and isinstance(value, dict):
         value_kind = Kind.QUANTITY if kind is Kind.QUANTITIES else Kind.TEXT
@@ -72,7 +72,7 @@ def from_toml(where: str, kind: Kind, value: Any, folder: Path) -> Any:
 
 
 def _as_written(value: Any) -> str:
-    """A value as TOML has it, and not as Python does: `true`, `2026-11-23`."""
+    """A value in TOML's notation, not Python's: `true`, `2026-11-23`."""
     if isinstance(value, bool):
         return str(value).lower()
     return shown(value) if isinstance(value, str | int | float | list | dict) else str(value)
@@ -110,4 +110,4 @@ def from_folder(where: str, folder: Path | str) -> "Code":
     return code.Code(where, Path(folder))
 
 
-FROM_DISK = {Kind.TREE: from_file, Kind.CODE: from_folder}  # by the value of a flag
+FROM_DISK = {Kind.TREE: from_file, Kind.CODE: from_folder}  # readers of the value of a flag

@@ -1,6 +1,6 @@
-"""How the texts of options have to look: each form with what it is, and an example in its fix.
+"""The required forms of option texts, each with its name, and an example in its fix.
 
-Patterns are compiled by the first text that is looked at, as a start is not to pay for all.
+Patterns are compiled on first use, to keep the start fast.
 """
 
 import re
@@ -11,7 +11,7 @@ from gptddp.flags import flag
 from gptddp.k8s.render import quantity
 from gptddp.k8s.render.problem import Problem
 
-# What --without takes: the companion's kind in kubectl's small letters.
+# Values of --without: the companion's kind in lower case.
 COMPANIONS = {k.lower(): k for k in ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget")}
 TOLERATION = r"([^=:\s]+)(?:=([^=:\s]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?"
 # NAME=SECRET/KEY, or SECRET: all its keys
@@ -29,14 +29,14 @@ _IMAGE = (
 
 
 class Form(NamedTuple):
-    """What a text is if it has the form, whether one has it, and what to write."""
+    """A form: its name, the test whether a text fits, and the fix."""
 
     what: str
     fits: Callable[[str], Any]
     fix: str
 
     def problems(self, where: str, text: str) -> Iterator[Problem]:
-        """The problem of a text that does not have the form."""
+        """The problem of a text that does not fit."""
         if not self.fits(text):
             yield Problem("format", where, f"{text!r} is not {self.what}", self.fix)
 
@@ -47,7 +47,7 @@ def _like(pattern: str) -> Callable[[str], Any]:
 
 JOB = Form(
     "the name of a job",
-    _like("[a-z]([-a-z0-9]*[a-z0-9])?"),  # the rule `name` knows how long it may be
+    _like("[a-z]([-a-z0-9]*[a-z0-9])?"),  # the rule `name` limits its length
     "use lower case letters, digits and '-', with a letter first and no '-' at the end",
 )
 LABEL = Form(
@@ -61,7 +61,7 @@ OBJECT = Form(
 CLAIM = Form(
     "the name of a PersistentVolumeClaim, or CLAIM/PATH",
     _like(rf"{_PART}(\.{_PART})*(/(?!.*\.\.(/|$)).*)?"),
-    "use one as in data or data/books; with --local, --volume CLAIM=FOLDER gives its folder",
+    "use one such as data or data/books; with --local, --volume CLAIM=FOLDER sets its folder",
 )
 IMAGE = Form(
     "an image that a node can pull",
@@ -74,14 +74,14 @@ CPUS = Form(
     "use one such as 500m or 2",
 )
 BYTES = Form(
-    "an amount of memory from 64Mi on",  # less is a unit forgotten
+    "an amount of memory of at least 64Mi",  # less: the unit was forgotten
     lambda text: 2**26 <= quantity.number(text) <= 2**60,
     "use one such as 512Mi or 4Gi",
 )
 RESOURCE = Form(
     "a resource of nodes",
     _like(rf"{_PART}(\.{_PART})*/[^=\s]+"),
-    "use DOMAIN/NAME as in nvidia.com/gpu",
+    "use DOMAIN/NAME, such as nvidia.com/gpu",
 )
 AMOUNT = Form(
     "an amount of a resource of nodes",
@@ -89,12 +89,12 @@ AMOUNT = Form(
         (found := re.fullmatch(r"(?:[a-z0-9.-]+/[^=\s]+|hugepages-\w+)=([^=\s]+)", text))
         and quantity.number(found[1]) > 0
     ),
-    "use one as in vpc.amazonaws.com/efa=4 or hugepages-2Mi=1Gi",
+    "use one such as vpc.amazonaws.com/efa=4 or hugepages-2Mi=1Gi",
 )
 TAINT = Form(
     "a taint",
     _like(TOLERATION),
-    "write it as in nvidia.com/gpu:NoSchedule or dedicated=training",
+    "use one such as nvidia.com/gpu:NoSchedule or dedicated=training",
 )
 FROM_SECRET = Form(
     "a variable from a Secret",
@@ -103,11 +103,11 @@ FROM_SECRET = Form(
 )
 COMPANION = Form("a companion of a job", COMPANIONS.__contains__, f"use {', '.join(COMPANIONS)}")
 TOPOLOGY = Form(
-    "a wish for nodes",
+    "a topology",
     _like("(required|preferred)=[^=]+|unconstrained"),
     "use required=LABEL or preferred=LABEL with a label of nodes, or unconstrained",
 )
-FORMS = {  # of the fields of a job
+FORMS = {  # field of a job -> form
     "name": JOB, "namespace": LABEL, "image": IMAGE, "data": CLAIM, "runs": CLAIM,
     "cpu": CPUS, "memory": BYTES, "shm": BYTES, "gpu_resource": RESOURCE, "resource": AMOUNT,
     "queue": OBJECT, "priority": OBJECT, "topology": TOPOLOGY, "priority_class": OBJECT,
@@ -117,7 +117,7 @@ FORMS = {  # of the fields of a job
 
 
 def problems(values: Mapping[str, Any]) -> Iterator[Problem]:
-    """A problem for each text of these fields without its form; that of a pair is KEY=VALUE."""
+    """A problem for each text of these fields that does not fit; pairs are tested as KEY=VALUE."""
     for name, form in FORMS.items():
         value = values.get(name)
         for text in [value] if isinstance(value, str) else value or ():

@@ -1,7 +1,7 @@
-"""From a JobSpec to Kubernetes objects: a pure function, the same bytes for the same job.
+"""Renders a JobSpec as Kubernetes objects: a pure function, the same bytes for the same job.
 
-What each field does is the training operator's (v1.9) and torchrun's behaviour, and the reason
-stands beside every value that needs one.
+The training operator (v1.9) and torchrun define what each field does. A comment gives the reason of
+every value that needs one.
 """
 
 import hashlib
@@ -22,10 +22,7 @@ SPEC_HASH = "gptddp/spec-hash"  # annotation
 
 
 def objects(spec: JobSpec) -> list[Object]:
-    """The objects of a resolved spec, in the order in which they are to be created.
-
-    The last one is the PyTorchJob.
-    """
+    """The objects of a resolved spec, in the order in which to create them; the PyTorchJob last."""
     job = pytorchjob(spec)
     beside = companions.objects(job, _metrics_port(spec), spec.pod)
     return [*code_volume.objects(job, spec.code), *beside, job]
@@ -38,9 +35,9 @@ def pytorchjob(spec: JobSpec) -> Object:
 
 
 def spec_hash(job: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) over an object, whatever the order of its keys.
+    """SHA-256 (hex) of an object, independent of the order of its keys.
 
-    Without its namespace: named by a flag or by kubectl's context, it is the same job.
+    Without the namespace: the job is the same whether a flag or kubectl's context names it.
     """
     metadata = {key: value for key, value in job["metadata"].items() if key != "namespace"}
     text = json.dumps(
@@ -53,16 +50,16 @@ to_yaml = yaml_text.dump
 
 
 def to_json(documents: list[Object]) -> str:
-    """One object as it is, several as a List, as kubectl does."""
+    """One object by itself, several as a List, like kubectl."""
     several = {"apiVersion": "v1", "kind": "List", "items": documents}
     return json.dumps(documents[0] if len(documents) == 1 else several, indent=2) + "\n"
 
 
 def trainer_args(spec: JobSpec) -> list[str]:
-    """The container's arguments: what was given, the paths in the pod, and the preset by name."""
+    """The container's arguments: the user's, the paths in the pod, and the preset by name."""
     path = f"/{spec.data_path}" if spec.data_path else ""
-    # The preset by name: the same manifest is to mean the same model wherever it runs. And without
-    # --device a pod of a node whose CUDA does not work would train on its CPU, in silence.
+    # The preset by name: a manifest must mean the same model wherever it runs. --device: a pod on a
+    # node without working CUDA would silently train on its CPU.
     own = {"preset": "gpt2", "device": "cuda"} if spec.gpus > 0 else {"preset": "tiny"}
     places = {"data": DATA + path, "run_dir": f"{RUNS}/{spec.run_path}"}
     given = flags.given(spec.train)
@@ -84,8 +81,8 @@ def labels(name: str, component: str = "trainer") -> dict[str, str]:
 def stamp(job: Object) -> Object:
     """The job with its hash as an annotation and in the rendezvous id.
 
-    The id is new for a changed job and the same for the same one: an id that was closed by one
-    job must not be found by the next.
+    A changed job has a new id, and an unchanged job the same: a job must not find an id that
+    another job has closed.
     """
     digest = spec_hash(job)
     job["metadata"].setdefault("annotations", {})[SPEC_HASH] = digest
@@ -94,9 +91,9 @@ def stamp(job: Object) -> Object:
 
 
 def _pytorchjob(spec: JobSpec) -> Object:
-    """Worker-only with elasticPolicy at any size: else the operator sets no rendezvous at all."""
+    """Workers only, with an elasticPolicy at any size: else the operator sets no rendezvous."""
     namespace = {"namespace": spec.namespace} if spec.namespace else {}
-    # Kueue suspends a job with such a label when it is created.
+    # Kueue suspends a job with such a label at its creation.
     queued = {k: v for k, v in ((QUEUE, spec.queue), (PRIORITY, spec.priority)) if v is not None}
     return {
         "apiVersion": "kubeflow.org/v1",
@@ -109,12 +106,12 @@ def _pytorchjob(spec: JobSpec) -> Object:
                 "maxReplicas": spec.max,
                 "rdzvBackend": "c10d",
             },
-            # The operator's default None would leave the other pods, and their GPUs, running.
+            # With the operator's default None the other pods would keep running, with their GPUs.
             "runPolicy": {"cleanPodPolicy": "Running"},
             "pytorchReplicaSpecs": {
                 "Worker": {
                     "replicas": spec.replicas,
-                    # The launcher's codes: 1 to 127 fail the job, from 128 on a new pod comes.
+                    # The launcher's codes: 1 to 127 fail the job, 128 and above replace the pod.
                     "restartPolicy": "ExitCode",
                     "template": {
                         "metadata": {
@@ -130,9 +127,9 @@ def _pytorchjob(spec: JobSpec) -> Object:
 
 
 def _annotations(spec: JobSpec) -> Object:
-    """The pods': for a Prometheus without its operator, and for Kueue.
+    """The pods' annotations: for a Prometheus without its operator, and for Kueue.
 
-    All pods have the same port, and rank 0 alone answers there.
+    All pods have the same port; only rank 0 answers there.
     """
     port = _metrics_port(spec)
     scraping = {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)} if port else {}
@@ -142,7 +139,7 @@ def _annotations(spec: JobSpec) -> Object:
 
 
 def _metrics_port(spec: JobSpec) -> int:
-    """0: none, where the user wants none."""
+    """The port of the metrics; 0: none, if the user has turned them off."""
     given: int | None = spec.train.metrics_port
     return METRICS_PORT if given is None else given
 
@@ -170,7 +167,7 @@ def _pod_spec(spec: JobSpec) -> Object:
         "containers": [_container(spec)],
         "volumes": [
             restricted.claim_volume("data", spec.claim),
-            # The kubelet waits for ever for the second of two volumes of one claim.
+            # With two volumes of one claim the kubelet waits for the second for ever.
             *([restricted.claim_volume("runs", spec.runs_claim)] if _runs(spec) == "runs" else []),
             restricted.scratch_volume(),
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm}},
@@ -180,12 +177,12 @@ def _pod_spec(spec: JobSpec) -> Object:
 
 
 def _runs(spec: JobSpec) -> str:
-    """The volume with the runs: that of the data where both are in one claim."""
+    """The name of the runs' volume: the data's if both have one claim."""
     return "data" if spec.runs_claim == spec.claim else "runs"
 
 
 def _container(spec: JobSpec) -> Object:
-    """The operator wants it named `pytorch`; its entrypoint is the image's."""
+    """The container; the operator requires the name `pytorch`. It runs the image's entrypoint."""
     port = _metrics_port(spec)
     gpus = {spec.gpu_resource: str(spec.gpus)} if spec.gpus > 0 else {}
     resources = {"cpu": spec.cpu, "memory": spec.memory, **gpus, **dict(spec.pod.resource)}
@@ -200,9 +197,9 @@ def _container(spec: JobSpec) -> Object:
             *pod.env(spec.pod),
         ],
         **pod.env_from(spec.pod),
-        "ports": [  # every one named: the operator copies them into a Service
+        "ports": [  # all with names: the operator copies them into a Service
             {"name": "pytorchjob-port", "containerPort": RENDEZVOUS_PORT},
-            *(  # each worker of the pod has a launcher, with a port of its own
+            *(  # each worker process of the pod has a launcher with its own port
                 {"name": f"launcher-{i}", "containerPort": RENDEZVOUS_PORT + i}
                 for i in range(1, spec.nproc_per_node or 1)
             ),
@@ -222,11 +219,11 @@ def _container(spec: JobSpec) -> Object:
 
 
 def _liveness(spec: JobSpec) -> Object:
-    """The container is started again when its launcher hangs; it sees to the workers itself.
+    """Restarts the container when its launcher hangs; the launcher itself watches the workers.
 
-    The launcher touches the file every second, while it waits for peers too. Its loop stands still
-    for a grace period at most, when it ends its workers. No file, as before the loop has begun,
-    and no `find` in the image: nothing is wrong.
+    The launcher touches the file every second, also while it waits for peers. Its loop pauses for
+    at most a grace period, when it ends its workers. The probe passes if there is no file, as
+    before the loop begins, or no `find` in the image.
     """
     minutes = 5 + -(-spec.grace_s // 60)
     return {
@@ -234,13 +231,13 @@ def _liveness(spec: JobSpec) -> Object:
             "command": ["sh", "-c", f'! find "$GPTDDP_ALIVE" -mmin +{minutes} | grep -q .'],
         },
         "periodSeconds": 60,
-        "timeoutSeconds": 30,  # of a busy node
+        "timeoutSeconds": 30,  # for a busy node
         "failureThreshold": 3,
     }
 
 
 def own_env(spec: JobSpec) -> list[Object]:
-    """The variables of the launcher, which nobody else may set."""
+    """The launcher's variables, which a user may not set."""
     ours = {
         "GPTDDP_ALIVE": ALIVE,
         "GPTDDP_GRACE_S": str(spec.grace_s),

@@ -1,7 +1,7 @@
-"""`--patch`: a part of the PyTorchJob, merged into the one that is rendered.
+"""`--patch`: a part of a PyTorchJob that is merged into the rendered one.
 
 Objects are merged by key, and null removes a key. Lists whose items have a name are merged by it
-(`mountPath` of mounts, `key` of tolerations); any other list is replaced, also by an empty one.
+(`mountPath` of mounts, `key` of tolerations); any other list is replaced, also by an empty list.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from gptddp.errors import ConfigError
 from gptddp.k8s.objects import Object
 from gptddp.k8s.render.problem import Problem
 
-_KEYS = ("mountPath", "name", "key")  # of the items of a list; a mount has a name too
+_KEYS = ("mountPath", "name", "key")  # keys of list items; mountPath first: mounts have names too
 _WORKER = "spec.pytorchReplicaSpecs.Worker"
-# What has an option that checks it, and that the rest of the manifest follows; or is ours to say.
+# Fields that a patch cannot change: an option sets and checks them, or they are always the same.
 _FIXED = {
     "apiVersion": "leave it out",
     "kind": "leave it out",
@@ -29,13 +29,13 @@ _FIXED = {
 
 
 def apply(job: Object, patch: Mapping[str, Any]) -> Object:
-    """The PyTorchJob with the patch merged into it; raises ConfigError for what cannot be."""
+    """Merge the patch into the PyTorchJob; raises ConfigError if that is impossible."""
     merged: Object = _merge(job, patch, "")
     for path, fix in _FIXED.items():
         if value_at(merged, path) != value_at(job, path):
             raise _refused(path, "a patch cannot change it", fix)
     if not isinstance(merged["metadata"].get("annotations", {}), dict):
-        raise _refused("metadata.annotations", "it is no table", "use keys and values")
+        raise _refused("metadata.annotations", "it is not a table", "use keys and values")
     labels = merged["metadata"].get("labels") or {}
     for key, value in job["metadata"]["labels"].items():
         if labels.get(key) != value:
@@ -80,12 +80,12 @@ def _merge_lists(old: list[Any], new: list[Any], path: str) -> list[Any]:
         merged[at : at + 1] = [_merge(before, item, where)]
     for item in merged if old and "name" in old[0] else ():
         if not (isinstance(item, dict) and "name" in item):
-            raise _refused(path, f"{item!r} has no name, by which they are merged", "add its name")
+            raise _refused(path, f"{item!r} has no name to merge it by", "add its name")
     return merged
 
 
 def value_at(job: Mapping[str, Any], path: str) -> Any:
-    """The value at a path, whose items of lists are named; None where there is none."""
+    """The value at a path, with list items by name; None if there is none."""
     value: Any = job
     for part in path.split("."):
         if isinstance(value, list):

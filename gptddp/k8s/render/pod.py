@@ -1,6 +1,6 @@
-"""What a cluster asks of every pod that runs on it: options, and the fields that they become.
+"""Options for a cluster's requirements of its pods, and the fields that they set.
 
-A job that gives none of them has none of the fields. What has no option goes by `--patch`.
+Without an option its field is not set. Fields without an option are set by `--patch`.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any
 from gptddp.k8s.objects import Object
 from gptddp.k8s.render import forms
 from gptddp.k8s.render.fields import Kind, option
-from gptddp.k8s.render.forms import COMPANIONS as COMPANIONS  # here for all who ask about pods
+from gptddp.k8s.render.forms import COMPANIONS as COMPANIONS  # exported with the options
 
 Pairs = tuple[tuple[str, str], ...]
 Texts = tuple[str, ...]
@@ -22,7 +22,7 @@ _MIG = r"nvidia\.com/mig-"
 
 @dataclass(frozen=True)
 class PodOptions:
-    """What a cluster wants of its pods. Every field is a flag of `submit`, and a key of [job]."""
+    """A cluster's requirements of its pods. Each field is a flag of `submit` and a key of [job]."""
 
     service_account: str | None = option(
         None, "existing ServiceAccount of the pods [default: one of the job's own]", metavar="NAME"
@@ -35,13 +35,13 @@ class PodOptions:
     )
     toleration: Texts = option(
         (),
-        "taint that the pods tolerate; repeatable; those of its devices are tolerated anyway",
+        "taint that the pods tolerate; repeatable; taints of their devices always are",
         Kind.LIST,
         "KEY[=VALUE][:EFFECT]",
     )
     resource: Pairs = option(
         (),
-        "further resource a pod, as vpc.amazonaws.com/efa=4 or hugepages-2Mi=1Gi; repeatable",
+        "more resources per pod: vpc.amazonaws.com/efa=4 or hugepages-2Mi=1Gi; repeatable",
         Kind.QUANTITIES,
         "NAME=AMOUNT",
     )
@@ -67,15 +67,15 @@ class PodOptions:
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(PodOptions)}
-# What is of a PyTorchJob or its companions alone, and not of any pod.
+# Fields for a PyTorchJob or its companions only, not for any pod.
 _OF_JOBS = ("resource", "without")
 OF_ANY_POD = {name: field for name, field in FIELDS.items() if name not in _OF_JOBS}
-_OF_PROCESSES = ("env_from_secret", "patch")  # what a process on this machine has, with --local
+_OF_PROCESSES = ("env_from_secret", "patch")  # fields with an effect on processes, with --local
 NOTHING = PodOptions()
 
 _POD = "spec.pytorchReplicaSpecs.Worker.template.spec"
 _LABELS = "metadata.labels, and spec.pytorchReplicaSpecs.Worker.template.metadata.labels"
-# Options that are no more: the part of a patch that does what they did.
+# Removed options: the part of a patch that replaces them.
 GONE = {
     "affinity": f"{_POD}.affinity",
     "spread": f"{_POD}.topologySpreadConstraints",
@@ -95,34 +95,34 @@ GONE = {
 
 
 def gone(name: str) -> str:
-    """What to do in place of an option that is no more; empty for any other name."""
+    """What to use in place of a removed option; "" for any other name."""
     if name == "egress":
-        return "is gone: apply a NetworkPolicy of your own beside the job's, as policies add up"
-    return f"is gone: use --patch with {GONE[name]}" if name in GONE else ""
+        return "was removed: apply your own NetworkPolicy beside the job's, as policies add up"
+    return f"was removed: use --patch with {GONE[name]}" if name in GONE else ""
 
 
 def of_any_pod(options: PodOptions) -> PodOptions:
-    """The options without those that have no meaning for a pod of a short Job."""
+    """The options that have a meaning for a pod of a short Job."""
     return PodOptions(**{name: getattr(options, name) for name in OF_ANY_POD})
 
 
 def without_meaning_locally(options: PodOptions) -> list[str]:
-    """The fields that are given, and have no meaning for a process on this machine."""
+    """The given fields that have no meaning for a process on this machine."""
     given = [name for name in FIELDS if getattr(options, name) != getattr(NOTHING, name)]
     return [name for name in given if name not in _OF_PROCESSES]
 
 
-# -- what the options become ---------------------------------------------------------------------
+# -- fields of the pod's spec --------------------------------------------------------------------
 
 
 def account(options: PodOptions, own: str | None) -> Object:
-    """The pods' account: the given one, else `own` where there is one; else the namespace's."""
+    """The pods' account: the given one, else `own`, else (no field) the namespace's default."""
     name = options.service_account or (own if "serviceaccount" not in options.without else None)
     return {"serviceAccountName": name} if name else {}
 
 
 def scheduling(options: PodOptions) -> Object:
-    """Where pods run and how they are pulled."""
+    """Fields for nodes, priority and image pulls."""
     fields: Object = {
         "imagePullSecrets": [{"name": name} for name in options.image_pull_secret],
         "nodeSelector": dict(options.node_selector),
@@ -132,10 +132,10 @@ def scheduling(options: PodOptions) -> Object:
 
 
 def tolerations(options: PodOptions, devices: Iterable[str]) -> list[Object]:
-    """The given tolerations, and those of the nodes that have these resources.
+    """The given tolerations, and tolerations for nodes with these devices.
 
-    Nodes with devices are kept free for pods that need them by a taint of the resource's name: by
-    GKE, AKS, EKS with Karpenter and by hand. It is also what ExtendedResourceToleration adds.
+    A taint of the resource's name keeps nodes with devices free for pods that need them: on GKE,
+    AKS, EKS with Karpenter and by hand. ExtendedResourceToleration adds the same.
     """
     found = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in _taints(devices)]
     for text in options.toleration:
@@ -150,17 +150,17 @@ def tolerations(options: PodOptions, devices: Iterable[str]) -> list[Object]:
 def _taints(devices: Iterable[str]) -> Iterator[str]:
     for name in devices:
         yield name
-        if re.match(_MIG, name):  # the taint is the whole GPU's
+        if re.match(_MIG, name):  # the taint has the name of the whole GPU
             yield "nvidia.com/gpu"
 
 
 def devices(options: PodOptions) -> list[str]:
-    """The further resources that are devices of a node, and not its memory."""
+    """The names of further resources that are devices of a node, not its memory."""
     return [name for name, _ in options.resource if "/" in name]
 
 
 def env(options: PodOptions) -> list[Object]:
-    """The variables that are one key each of a Secret."""
+    """The variables from one key of a Secret each."""
     return [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
         for name, secret, key, _ in (
@@ -171,7 +171,7 @@ def env(options: PodOptions) -> list[Object]:
 
 
 def env_from(options: PodOptions) -> Object:
-    """The field of a container for Secrets of which every key is a variable."""
+    """The field of a container for Secrets whose keys all become variables."""
     secrets = [text for text in options.env_from_secret if "=" not in text]
     return {"envFrom": [{"secretRef": {"name": it}} for it in secrets]} if secrets else {}
 

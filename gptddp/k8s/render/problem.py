@@ -1,4 +1,4 @@
-"""What is wrong with a job: the field, the rule that it breaks, and the fix."""
+"""A problem of a job: the field, the broken rule, and the fix."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from gptddp.errors import ConfigError
 
 
 class Problem(NamedTuple):
-    """One broken rule: where, what the rule is, and what to do."""
+    """One broken rule: the field, the rule, and the fix."""
 
     id: str
     field: str
@@ -19,6 +19,6 @@ class Problem(NamedTuple):
 
 
 def refuse(problems: Iterable[Problem]) -> None:
-    """Raise ConfigError that lists the problems, one a line; nothing if there is none."""
+    """Raise ConfigError that lists the problems, one per line, if there are any."""
     if found := list(problems):
         raise ConfigError("\n".join(map(str, found)))

@@ -12,7 +12,7 @@ _PATTERN = r"(?a:\+?(\d+(?:\.\d*)?|\.\d+)(?:([eE][-+]?\d+)|([numkMGTPE]|[KMGTPE]
 
 
 def parse(text: str) -> float | None:
-    """The number that a quantity stands for; None where it is none."""
+    """The value of a quantity; None if the text is no quantity."""
     match = re.fullmatch(_PATTERN, text)
     if not match:
         return None
@@ -21,7 +21,7 @@ def parse(text: str) -> float | None:
 
 
 def number(text: object) -> float:
-    """The number that a quantity stands for; 0 where it is none."""
+    """The value of a quantity; 0 if it is none."""
     return parse(str(text)) or 0.0
 
 

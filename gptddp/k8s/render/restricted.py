@@ -1,7 +1,7 @@
-"""What all pods of ours have in common: what the `restricted` Pod Security Standard asks for, no
-token, and one folder to write to under a read-only root.
+"""Fields of all our pods: the requirements of the `restricted` Pod Security Standard, no token, and
+one writable folder under a read-only root.
 
-Functions and not constants: who has an object may change it.
+Functions, not constants: callers may change the returned objects.
 """
 
 from gptddp.k8s.objects import Object
@@ -24,9 +24,9 @@ def pod_fields() -> Object:
 
 
 def container_fields() -> Object:
-    """The part that each container repeats."""
+    """The part of each container's spec."""
     return {
-        # The end of the log becomes the pod's status message, with the reason of a failure.
+        # The end of the log, with the reason of a failure, becomes the container's message.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -37,7 +37,7 @@ def container_fields() -> Object:
 
 
 def scratch_env() -> dict[str, str]:
-    """Where programs write their temporary files."""
+    """Variables that name the folder of temporary files."""
     return {"HOME": SCRATCH, "TMPDIR": SCRATCH}
 
 
@@ -50,6 +50,6 @@ def scratch_volume() -> Object:
 
 
 def claim_volume(name: str, claim: str, read_only: bool = False) -> Object:
-    """A claim as a volume; `read_only`: on its node too, as a claim that is ReadOnlyMany wants."""
+    """A claim as a volume; `read_only`: on the node too, as ReadOnlyMany claims require."""
     source = {"claimName": claim, **({"readOnly": True} if read_only else {})}
     return {"name": name, "persistentVolumeClaim": source}

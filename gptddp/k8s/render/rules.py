@@ -1,7 +1,7 @@
-"""What a cluster takes, and then hangs, loses or wastes: refused before it leaves this machine.
+"""Refuses jobs that a cluster would accept, and that would then hang, lose work or waste resources.
 
-The rules judge the PyTorchJob that would be submitted, patch included, and what its user gave where
-that alone can tell. What the API server says of a job, or of a dry run of its pods, is left to it.
+The rules check the PyTorchJob to be submitted, patch included, and the user's options if needed.
+Problems that the API server reports itself, also in dry runs, have no rule here.
 """
 
 import re
@@ -13,7 +13,7 @@ from gptddp.flags import did_you_mean
 from gptddp.k8s.objects import QUEUE, Object, replica_specs, volume_claims, worker_spec
 from gptddp.k8s.render import manifest, patch, quantity, variables
 from gptddp.k8s.render.problem import Problem
-from gptddp.k8s.render.problem import refuse as refuse  # here for all who ask for the rules
+from gptddp.k8s.render.problem import refuse as refuse  # exported with the rules
 from gptddp.k8s.render.spec import JobSpec, flag, memory_of
 
 Found = tuple[str, str, str]  # field, rule, fix
@@ -25,7 +25,7 @@ _CONTAINER = f"{_POD}.containers[pytorch]"
 _GPU = r".+/gpu|nvidia\.com/mig-.+"
 _SLICE = r"nvidia\.com/mig-.+"
 _LEAST_GRACE_S = 10
-# Fields that the API takes as free text, with what the operator and torchrun know.
+# Fields that the API accepts as free text: the values that the operator and torchrun know.
 _WORDS = {
     f"{_WORKER}.restartPolicy": ("ExitCode", "OnFailure", "Always", "Never"),
     "spec.runPolicy.cleanPodPolicy": ("Running", "None", "All"),
@@ -35,13 +35,13 @@ _ELASTIC_JOB = "kueue.x-k8s.io/elastic-job"  # annotation
 
 
 def check(spec: JobSpec, job: Object) -> list[Problem]:
-    """Every broken rule of a resolved spec and the PyTorchJob that is rendered of it."""
+    """Every rule broken by a resolved spec and its rendered PyTorchJob."""
     found: list[Problem] = []
     for id, rule in RULES.items():
         try:
             found += [Problem(id, *it) for it in rule(spec, job)]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            what = f"the job is no PyTorchJob with it ({type(error).__name__}: {error})"
+            what = f"with it the job is no PyTorchJob ({type(error).__name__}: {error})"
             return [Problem("shape", "--patch", what, "compare it with `render` without --patch")]
     return found
 
@@ -55,7 +55,7 @@ def _name(spec: JobSpec, job: Object) -> Iterator[Found]:
     if len(last) > 63:
         yield (
             "--name",
-            f"the last pod's name {last} has {len(last)} characters, and 63 are the most",
+            f"the last pod's name {last} has {len(last)} characters, and may have at most 63",
             f"use at most {63 - len(last) + len(spec.name)} characters",
         )
 
@@ -104,7 +104,7 @@ def _world_size(spec: JobSpec, job: Object) -> Iterator[Found]:
     yield option, rule, f"{fewer}, or give a new run more lanes: {more}"
 
 
-# -- what a pod has ------------------------------------------------------------------------------
+# -- the pods ------------------------------------------------------------------------------------
 
 
 def _gpus(spec: JobSpec, job: Object) -> Iterator[Found]:
@@ -117,14 +117,14 @@ def _gpus(spec: JobSpec, job: Object) -> Iterator[Found]:
         yield "--device cuda", "the pods have no GPU", "add --gpus 1"
     if 0 < spec.gpus < nproc:
         rule = f"{nproc} processes share {spec.gpus} GPUs"
-        fix = f"use --nproc-per-node {spec.gpus} or less: NCCL wants a GPU for each"
+        fix = f"use --nproc-per-node {spec.gpus} or less: NCCL needs a GPU for each"
         yield "--nproc-per-node", rule, fix
     if spec.gpus > 1 and re.fullmatch(_SLICE, spec.gpu_resource):
         yield (
             "--gpus",
             f"a pod cannot train on {spec.gpus} slices: CUDA shows a process one of them, and NCCL"
-            " takes no two processes of a host on one GPU",
-            f"use --gpus 1 --replicas {spec.gpus * max(1, spec.replicas)}: a slice a pod",
+            " allows no two processes of a host on one GPU",
+            f"use --gpus 1 --replicas {spec.gpus * max(1, spec.replicas)}: one slice per pod",
         )
     for name in limits:
         if re.fullmatch(_GPU, name) and (name != spec.gpu_resource or count != spec.gpus):
@@ -140,7 +140,7 @@ def _memory(spec: JobSpec, job: Object) -> Iterator[Found]:
     shm = (volumes.get("shm", {}).get("emptyDir") or {}).get("sizeLimit")
     if 0 < quantity.number(limits.get("memory")) <= quantity.number(shm):
         rule = f"{limits['memory']} is not more than --shm {shm}"
-        yield "--memory", rule, "raise it: what lies in /dev/shm counts against the pod's memory"
+        yield "--memory", rule, "raise it: files in /dev/shm count against the pod's memory"
 
 
 def _grace(spec: JobSpec, job: Object) -> Iterator[Found]:
@@ -163,8 +163,8 @@ def _places(spec: JobSpec, job: Object) -> Iterator[Found]:
     path = spec.train.init_from or ""
     roots = "/" if spec.pod.patch else ("/data/", "/runs/")
     if path and (not path.startswith(roots) or ".." in path.split("/")):
-        rule = "the pods have the claim of --data at /data, and that of --runs at /runs"
-        fix = "put the folder into one of them, and name it there, as in /data/models/gpt2"
+        rule = "the pods have the claim of --data at /data, and the claim of --runs at /runs"
+        fix = "put the folder into one of them, and use its path there, as in /data/models/gpt2"
         yield f"--init-from {path} after --", rule, fix
 
 
@@ -198,7 +198,7 @@ def _containers(spec: JobSpec, job: Object) -> Iterator[Found]:
         for key in ("name", "containerPort"):
             seen = [(port.get(key), port.get("protocol", "TCP")) for port in ports]
             if len(set(seen)) < len(seen) or None in [value for value, _ in seen]:
-                rule = f"two ports have one {key}, or one has none, which breaks the job's Service"
+                rule = f"two ports share a {key}, or one has none, which breaks the job's Service"
                 yield f"{where}.ports", rule, "give each its own (-- --metrics-port)"
 
 
@@ -217,10 +217,10 @@ def _claims(spec: JobSpec, job: Object) -> Iterator[Found]:
     if mount.get("readOnly") or (volume.get("persistentVolumeClaim") or {}).get("readOnly"):
         fix = "leave readOnly out, or give data and runs a claim each"
         field = f"{_POD}.volumes[{mount['name']}]"
-        yield field, "it is read-only, and the run is written to it", fix
+        yield field, "it is read-only, and the pods write the run to it", fix
     elif not mount or "emptyDir" in volume:
         fix = "mount a volume that all pods share, as --runs does"
-        yield f"{_CONTAINER}.volumeMounts[{manifest.RUNS}]", "the run ends with its pod", fix
+        yield f"{_CONTAINER}.volumeMounts[{manifest.RUNS}]", "the run is lost with its pod", fix
 
 
 def _dns(spec: JobSpec, job: Object) -> Iterator[Found]:
@@ -228,7 +228,7 @@ def _dns(spec: JobSpec, job: Object) -> Iterator[Found]:
     pod = _pod_spec(job)
     host, policy = pod.get("hostNetwork"), pod.get("dnsPolicy", "ClusterFirst")
     if policy == "Default" or (host and policy == "ClusterFirst"):
-        rule = "the pods would ask the node's DNS, which does not know their names"
+        rule = "the pods would use the node's DNS, which does not know their names"
         fix = "use ClusterFirstWithHostNet" if host else "leave it out"
         yield f"{_POD}.dnsPolicy", rule, fix
 
@@ -246,7 +246,7 @@ def _words(spec: JobSpec, job: Object) -> Iterator[Found]:
         rule = "an empty list makes the operator panic"
         yield "spec.elasticPolicy.rdzvConf", rule, "leave it out or fill it"
     if policy.get("standalone"):
-        rule = "torchrun fails on what it is set to"
+        rule = "torchrun fails on the value that the operator makes of it"
         yield "spec.elasticPolicy.standalone", rule, "leave it out"
 
 
@@ -256,12 +256,12 @@ def _queue(spec: JobSpec, job: Object) -> Iterator[Found]:
     for option in ("priority", "topology"):
         if getattr(spec, option) is not None and QUEUE not in labels:
             fix = "add --queue NAME; `kubectl get localqueues` lists them"
-            yield f"--{option}", "it is Kueue's, and the job is in no queue of it", fix
+            yield f"--{option}", "it is for Kueue, and the job is in no queue", fix
     if QUEUE in ((worker_spec(job)["template"].get("metadata") or {}).get("labels") or {}):
-        rule = "Kueue would queue each pod for itself"
+        rule = "Kueue would queue each pod separately"
         yield f"{_WORKER}.template.metadata.labels[{QUEUE}]", rule, "use --queue"
     if _ELASTIC_JOB in (job["metadata"].get("annotations") or {}):
-        rule = "Kueue scales batch Jobs and Ray's kinds in place, and no PyTorchJob"
+        rule = "Kueue scales batch Jobs and Ray's kinds in place, but not PyTorchJobs"
         yield f"metadata.annotations[{_ELASTIC_JOB}]", rule, "leave it out"
     if QUEUE in labels and (job["spec"].get("elasticPolicy") or {}).get("metrics"):
         rule = "an autoscaler would change the number of pods, and Kueue stops the job each time"
@@ -297,7 +297,7 @@ RULES: dict[str, Rule] = {
 
 
 def warnings(spec: JobSpec) -> list[str]:
-    """What is allowed but seldom meant; one line each."""
+    """Settings that are allowed but seldom intended; one line each."""
     notes = []
     last = spec.image.rpartition("/")[2]
     if "@" not in last and (":" not in last or last.endswith(":latest")):

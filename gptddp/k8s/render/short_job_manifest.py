@@ -1,6 +1,6 @@
-"""The short Jobs of `prepare` and `sample`: a worker's pod with another program in it.
+"""Manifests of the short Jobs of `prepare` and `sample`: a worker's pod with another program.
 
-The pod comes from a PyTorchJob's template, so that it is admitted, placed and allowed as those are.
+The pod comes from a PyTorchJob's template, so that the cluster admits and places it like a worker.
 """
 
 import copy
@@ -17,28 +17,27 @@ from gptddp.k8s.render.manifest import DATA, RUNS, SHM, SPEC_HASH, labels
 from gptddp.k8s.render.spec import JobSpec
 
 SOURCE = "/source"  # mount path
-_PREPARE_KEPT_S = 24 * 3600  # a finished `prepare`, with its log
-_SAMPLE_LIMIT_S = 900  # the longest that a `sample` may take, its start included
-# Standard output is the sample; standard error becomes the pod's status message.
+_PREPARE_KEPT_S = 24 * 3600  # how long a finished `prepare` stays, with its log
+_SAMPLE_LIMIT_S = 900  # time limit of a `sample`, its start included
+# stdout is the sample; stderr becomes the container's termination message.
 _QUIET = 'exec "$@" 2>/dev/termination-log'
-_OF_TRAINING = r"(training\.kubeflow\.org|kueue\.x-k8s\.io|prometheus\.io)/.*"  # labels and so on
-_VARIABLES = r"POD_NAME|GPTDDP_.*|TORCH_.*"  # of the launcher
+_OF_TRAINING = r"(training\.kubeflow\.org|kueue\.x-k8s\.io|prometheus\.io)/.*"  # labels etc.
+_VARIABLES = r"POD_NAME|GPTDDP_.*|TORCH_.*"  # the launcher's
 
 
 def prepare_job(stated: JobSpec, source: str, options: Sequence[str]) -> Object:
     """The Job that runs `gptddp prepare SOURCE --out DATA OPTIONS`. Raises ConfigError.
 
-    stated: its name, image, CPUs, memory, dataset, and what the cluster asks of pods; source:
-    CLAIM or CLAIM/PATH.
+    stated: its name, image, CPUs, memory, dataset and pod options; source: CLAIM or CLAIM/PATH.
     """
     template = _template_of(stated)
     rules.refuse(forms.CLAIM.problems("--source", source))
     claim, _, path = source.rstrip("/").partition("/")
-    one = claim == stated.claim  # mounted once: prepare sees where one is in the other
+    one = claim == stated.claim  # mounted once, so that `prepare` sees overlapping folders
     if one and f"{path}/".startswith(f"{stated.data_path}/" if stated.data_path else ""):
         raise ConfigError(
-            f"--source {source} lies in --data {stated.data}: prepare into a folder of its own, as "
-            f"in --data {claim}/dataset, and name it so to `submit` as well"
+            f"--source {source} is inside --data {stated.data}: prepare into a separate folder, as "
+            f"in --data {claim}/dataset, and use the same --data for `submit`"
         )
     claims = {DATA: restricted.claim_volume("data", stated.claim)}
     claims |= {} if one else {SOURCE: restricted.claim_volume("source", claim, True)}
@@ -65,10 +64,10 @@ def prepare_job(stated: JobSpec, source: str, options: Sequence[str]) -> Object:
 def sample_job(
     live: Object | None, stated: JobSpec, options: Sequence[str], given: Mapping[str, Any]
 ) -> Object:
-    """The Job that runs `gptddp sample` on the run of a job, and on its code. Raises ConfigError.
+    """The Job that runs `gptddp sample` on the run of a job, with its code. Raises ConfigError.
 
-    live: the PyTorchJob, None where it is gone; given: image, memory, data and runs, where they are
-    not to be the job's; stated: all of it where the job is gone, and what is asked of this pod.
+    live: the PyTorchJob, None if it is gone; given: image, memory, data and runs that replace the
+    job's; stated: the settings if the job is gone, and the pod options.
     """
     stated = replace(stated, **{key: value for key, value in given.items() if value})
     if live and stated.pod.patch:
@@ -77,7 +76,7 @@ def sample_job(
     theirs, name = template["spec"], stated.name
     data, runs = claim_at(theirs, DATA), claim_at(theirs, RUNS)
     if not (data and runs):
-        raise ConfigError(f"the PyTorchJob {name} has no volumes data and runs: is it of gptddp?")
+        raise ConfigError(f"the PyTorchJob {name} has no volumes data and runs: is it gptddp's?")
     run = argument(theirs, "--run-dir").removeprefix(f"{RUNS}/") or name
     if given["runs"]:
         runs, run = stated.runs_claim, stated.run_path
@@ -95,7 +94,7 @@ def sample_job(
     container |= {
         "image": given["image"] or container["image"],
         "command": ["sh", "-c", _QUIET, "sh", *words],
-        "resources": {  # asks for little, to fit in beside a running job
+        "resources": {  # small requests, to fit beside a running job
             "requests": {"cpu": "100m", "memory": "256Mi"},
             "limits": {"cpu": "1", "memory": memory},
         },
@@ -103,7 +102,7 @@ def sample_job(
     }
     job["spec"] |= {
         "backoffLimit": 0,
-        # `sample` deletes its Job; these are for a `sample` that was killed.
+        # `sample` deletes its Job; these limits are for a `sample` that was killed.
         "activeDeadlineSeconds": _SAMPLE_LIMIT_S,
         "ttlSecondsAfterFinished": 60,
     }
@@ -112,7 +111,7 @@ def sample_job(
 
 
 def _template_of(stated: JobSpec) -> Object:
-    """The template of the pods of a PyTorchJob with what counts here of `stated`."""
+    """The pod template of a PyTorchJob with the relevant settings of `stated`."""
     plain = JobSpec(
         name=stated.name,
         image=stated.image,
@@ -133,12 +132,12 @@ def _template_of(stated: JobSpec) -> Object:
 def _job(
     template: Object, name: str, component: str, claims: Mapping[str, Object], writable: str = ""
 ) -> Object:
-    """A Job whose pod is one of the template, with these volumes at their paths.
+    """A Job with a pod of the template and these volumes, by mount path.
 
-    Name, command, resources and limits are still to come.
+    The caller adds name, command, resources and limits.
     """
     theirs, ours = copy.deepcopy(template["spec"]), labels(name, component)
-    if theirs.get("serviceAccountName") == name:  # it goes with the job, or is not there
+    if theirs.get("serviceAccountName") == name:  # it is deleted with the job
         del theirs["serviceAccountName"]
     for field in ("initContainers", "schedulingGates", "topologySpreadConstraints"):
         theirs.pop(field, None)
@@ -158,7 +157,7 @@ def _job(
     pod_spec = {
         **theirs,
         "restartPolicy": "Never",
-        # Its process is the container's first, which the kernel keeps from SIGTERM.
+        # Its process has pid 1, to which the kernel does not deliver SIGTERM.
         "terminationGracePeriodSeconds": 5,
         "containers": [container],
         "volumes": [volumes[it] for it in dict.fromkeys(mount["name"] for mount in mounts)],
@@ -175,5 +174,5 @@ def _job(
 
 
 def _beside_training(found: Mapping[str, str] | None) -> dict[str, str]:
-    """Labels or annotations, without those of the operator, of Kueue and of Prometheus."""
+    """Labels or annotations without the operator's, Kueue's and Prometheus'."""
     return {k: v for k, v in (found or {}).items() if not re.fullmatch(_OF_TRAINING, k)}

@@ -1,7 +1,7 @@
 """The job as its user states it: one frozen dataclass, from `job.toml` and flags.
 
-Defaults < the `[job]` table < flags. `None` means "computed from the rest": see `resolve`, which
-gives each such default its reason. The trainer's part is a `gptddp.config.Config`.
+Precedence: defaults < the `[job]` table < flags. `None` means "computed from the rest": see
+`resolve`, which explains each such default. The trainer's part is a `gptddp.config.Config`.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from gptddp.errors import ConfigError
 from gptddp.flags import did_you_mean, name_of, read_toml
 from gptddp.k8s.render import fields, forms, pod, problem, quantity
 from gptddp.k8s.render.fields import FROM_DISK, TABLES, Kind, from_toml
-from gptddp.k8s.render.fields import flag as flag  # here for all who ask about a spec
+from gptddp.k8s.render.fields import flag as flag  # exported with the spec
 from gptddp.k8s.render.fields import option as _f
 from gptddp.k8s.render.pod import PodOptions
 from gptddp.model import shape
@@ -26,42 +26,42 @@ if TYPE_CHECKING:
     from gptddp.k8s.render.code import Code
 
 RENDEZVOUS_PORT = 23456  # the operator's
-_PARTS = ("pod", "train")  # fields that are dataclasses of their own
+_PARTS = ("pod", "train")  # fields that are dataclasses themselves
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Everything that decides a job's manifest. Every field is a flag and a key, the last two are
-    options of their own."""
+    """Everything that determines a job's manifest. Every field is a flag and a key of [job]; the
+    last two are dataclasses of options."""
 
     name: str = _f("gptddp", "name of the job, of its pods <name>-worker-<i>, and of the run")
     namespace: str | None = _f(None, "namespace; by default the one of kubectl's context")
     image: str = _f(f"gptddp:{__version__}", "image whose entrypoint is `python -m gptddp.launch`")
     code: "Code | None" = _f(
-        None, "folder whose Python files go before those of the image", Kind.CODE, "DIR"
+        None, "folder with Python files that replace the image's", Kind.CODE, "DIR"
     )
-    replicas: int = _f(1, "pods to start with; the most there will be, without --max", Kind.NUMBER)
+    replicas: int = _f(1, "number of pods; also the maximum, without --max", Kind.NUMBER)
     min: int | None = _f(
-        None, "fewest pods to train with [default: half of the replicas, rounded up]", Kind.NUMBER
+        None, "minimum pods to train with [default: half of replicas, rounded up]", Kind.NUMBER
     )
     max: int | None = _f(
-        None, "most pods to train with, for scaling up later [default: replicas]", Kind.NUMBER
+        None, "maximum pods, for scaling up later [default: replicas]", Kind.NUMBER
     )
     nproc_per_node: int | None = _f(
-        None, "worker processes a pod [default: its GPUs, or 1]", Kind.NUMBER
+        None, "worker processes per pod [default: its GPUs, or 1]", Kind.NUMBER
     )
     cpu: str | None = _f(
         None,
-        "CPUs a pod, request and limit [default: 1 a worker process, 3 with a GPU]",
+        "CPUs per pod, request and limit [default: 1 per worker process, 3 with a GPU]",
         Kind.QUANTITY,
     )
     memory: str | None = _f(
         None,
-        "memory a pod, request and limit, shm included [default: from the model's size]",
+        "memory per pod, request and limit, shm included [default: from the model's size]",
         Kind.QUANTITY,
     )
-    gpus: int = _f(0, "GPUs a pod", Kind.NUMBER)
-    gpu_resource: str = _f("nvidia.com/gpu", "resource name of a GPU, for other makers or slices")
+    gpus: int = _f(0, "GPUs per pod", Kind.NUMBER)
+    gpu_resource: str = _f("nvidia.com/gpu", "resource name of a GPU, for other vendors or slices")
     shm: str | None = _f(
         None, "size of /dev/shm, which NCCL uses [default: 1Gi with a GPU, or 256Mi]", Kind.QUANTITY
     )
@@ -79,11 +79,11 @@ class JobSpec:
         None, "LocalQueue of Kueue in which the job waits for its turn", metavar="NAME"
     )
     priority: str | None = _f(
-        None, "WorkloadPriorityClass: the job's place in its queue", metavar="NAME"
+        None, "WorkloadPriorityClass: the job's priority in its queue", metavar="NAME"
     )
     topology: str | None = _f(
         None,
-        "nodes that Kueue looks for: required=LABEL: with the same value of this label; "
+        "nodes for Kueue to choose: required=LABEL: with the same value of this label; "
         "preferred=LABEL; unconstrained",
         metavar="WISH",
     )
@@ -96,7 +96,7 @@ class JobSpec:
 
     @property
     def data_path(self) -> str:
-        """Where the dataset lies inside its claim; empty for the claim's root."""
+        """The dataset's path inside its claim; "": the claim's root."""
         return self.data.partition("/")[2].strip("/")
 
     @property
@@ -105,7 +105,7 @@ class JobSpec:
 
     @property
     def run_path(self) -> str:
-        """Where the run lies inside its claim."""
+        """The run's path inside its claim."""
         return "/".join(filter(None, [self.runs_path, self.name]))
 
     @property
@@ -124,7 +124,7 @@ def kind(name: str) -> Kind:
 def load(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]) -> JobSpec:
     """The resolved job of a file, flags (None: not given) and the trainer's arguments.
 
-    As `given`, with every field filled that was left open.
+    Like `given`, with all open fields filled.
     """
     return load_all(file, flags, train_args, {})[0]
 
@@ -132,19 +132,19 @@ def load(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str])
 def load_all(
     file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str], swept: Mapping[str, str]
 ) -> list[JobSpec]:
-    """A job for each run of a sweep, named by both, as `load` makes one. Raises ConfigError."""
+    """One job as of `load` per run of a sweep; the run's name is appended. Raises ConfigError."""
     spec = given(file, flags, train_args)
     if spec.code is not None:
-        _ = spec.code.archive  # what is wrong with it is said now
+        _ = spec.code.archive  # raises its errors now
     runs = grid.configurations(swept, spec.train, train_args)
     named = {"-".join(filter(None, [spec.name, name])): train for name, train in runs.items()}
     return [resolve(dataclasses.replace(spec, name=it, train=c)) for it, c in named.items()]
 
 
 def given(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]) -> JobSpec:
-    """The job as far as its user has stated it.
+    """The job with only the fields that its user has stated.
 
-    Raises ConfigError for anything that cannot be read; `rules.check` judges what it means.
+    Raises ConfigError for values that cannot be read; `rules.check` checks their meaning.
     """
     values = _job_table(file) if file else {}
     for name, value in flags.items():
@@ -162,13 +162,13 @@ def given(file: Path | None, flags: Mapping[str, Any], train_args: Sequence[str]
 
 
 def resolve(spec: JobSpec) -> JobSpec:
-    """Fill every field that was left open.
+    """Fill every open field.
 
-    - min: ceil(N/2): half of the pods train on while the rest come back. Two halves of a split
-      network cannot both do so, as one alone gets the run's lease.
-    - nproc_per_node: one process a GPU; "auto" would count the node's cores, not the pod's.
-    - cpu: one a process, as one thread a rank is what a small model can use; 3 with a GPU, for
-      its data threads, which still fits a node of four cores.
+    - min: ceil(N/2): half of the pods continue while the others are replaced. The two halves of a
+      split network cannot both continue, as only one gets the run's lease.
+    - nproc_per_node: one process per GPU; "auto" would count the node's cores, not the pod's.
+    - cpu: one per process, as a small model can use one thread per rank; 3 with a GPU, for its
+      data threads, which still fits a node of four cores.
     - memory: see `memory_of`.
     """
     nproc = max(1, spec.nproc_per_node or spec.gpus)
@@ -187,11 +187,11 @@ def resolve(spec: JobSpec) -> JobSpec:
 def memory_of(spec: JobSpec, nproc: int, shm: str | None) -> str:
     """The quantity for the pod's memory, which contains /dev/shm (`shm`).
 
-    The training state is weights and two Adam moments in fp32, 12 bytes a parameter, with the
-    vocabulary taken as GPT-2's. Memory: /dev/shm, 1 GiB for the launcher, for each process its
-    libraries (1 GiB, 6 GiB where CUDA is loaded) and the training state, and the copy of that which
-    is being saved. What a folder of `init_from` holds is not known here: the least of GPT-2, unless
-    a preset says.
+    The training state is weights and two Adam moments in fp32, 12 bytes per parameter, assuming
+    GPT-2's vocabulary. Memory: /dev/shm, 1 GiB for the launcher, for each process its libraries
+    (1 GiB, 6 GiB with CUDA) and the training state, and a copy of that state for saving. The model
+    in a folder of `init_from` is not known here: assumes the smallest GPT-2, unless a preset is
+    given.
     """
     train = spec.train
     if train.init_from and train.preset is None:
@@ -214,10 +214,10 @@ def _train(file: Path | None, args: Sequence[str]) -> Config:
 
 
 def _job_table(file: Path) -> dict[str, Any]:
-    """The `[job]` table with its values' types checked; tables are dicts."""
+    """The `[job]` table with the types of its values checked; tables are dicts."""
     if file.suffix in (".yaml", ".yml", ".json"):
         raise ConfigError(
-            f"-f {file}: job.toml is read here, and no manifest: `kubectl create -f` submits one"
+            f"-f {file}: give a job.toml, not a manifest: `kubectl create -f` submits a manifest"
         )
     tables, where = read_toml(file, "job file"), name_of(file)
     for name, table in tables.items():

@@ -1,8 +1,8 @@
-"""The one reader and the one writer of YAML: PyYAML, with the words that Go's YAML has beside it.
+"""Reads and writes YAML for the whole package: PyYAML, adapted to Go's YAML.
 
-kubectl and the API server read YAML with Go. What PyYAML takes for a text may be another thing
-there: `1e3` and `0o17` are numbers, and `y` is true. So such a text is written in quotes. What is
-read has times of day and dates as texts, as kubectl has them: YAML 1.1 calls `12:30` a number.
+kubectl and the API server read YAML with Go, where some of PyYAML's plain texts are not texts:
+`1e3` and `0o17` are numbers, and `y` is true. The writer puts such texts in quotes. The reader
+returns times of day and dates as texts, like kubectl: in YAML 1.1 `12:30` is a number.
 """
 
 import json
@@ -14,7 +14,7 @@ import yaml
 
 _STRING = "tag:yaml.org,2002:"
 _DIGIT_FIRST = "-+0123456789."
-# Where Go sees a number: it leaves out every `_` first. PyYAML quotes longer ones by its own rules.
+# Go's numbers; Go ignores every `_`. PyYAML quotes longer texts by its own rules.
 _GO_NUMBER = re.compile(
     r"(?=.{1,400}$)(?=.*\d)[-+]?_*"
     r"([\d_]*\.?[\d_]*([eE]_*[-+]?[\d_]+)?|0_*[xX][\da-fA-F_]+|0_*[oObB][\d_]+)$"
@@ -24,21 +24,21 @@ _FLOAT = re.compile(r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]\d+)?$")
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses a key that stands twice, of which PyYAML takes the last without a word."""
+    """Refuses duplicate keys, of which PyYAML silently uses the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         lines: dict[str, int] = {}
         for key, _ in node.value:
             name = str(key.value)
             if name in lines:
-                rule = f"{name} stands in line {lines[name]} and again"
+                rule = f"{name} is in line {lines[name]} and again"
                 raise yaml.constructor.ConstructorError(None, None, rule, key.start_mark)
             lines[name] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Quotes a text that PyYAML or Go would read as anything else; writes no anchors."""
+    """Quotes texts that PyYAML or Go would read as another type; writes no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -55,7 +55,7 @@ _Dumper.add_implicit_resolver(f"{_STRING}bool", re.compile("[yYnN]$"), list("yYn
 
 
 def dump(documents: Iterable[Mapping[str, Any]]) -> str:
-    """One document an object, each opened by `---`; block style, keys as they are."""
+    """One document per object, each after `---`; block style, keys in their order."""
     return str(
         yaml.dump_all(
             documents,
@@ -70,7 +70,7 @@ def dump(documents: Iterable[Mapping[str, Any]]) -> str:
 
 
 def load(text: str) -> dict[str, Any]:
-    """The one table of a text, of JSON's types alone. Raises ValueError that says what is wrong."""
+    """The single table of a text, with JSON's types only. Raises ValueError with the reason."""
     try:
         found = list(yaml.load_all(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
@@ -82,16 +82,16 @@ def load(text: str) -> dict[str, Any]:
     found = [it for it in found if it is not None]
     if len(found) != 1 or not isinstance(found[0], dict):
         what = f"{len(found)} objects" if len(found) != 1 else "no table"
-        raise ValueError(f"has {what}: it must have one, with keys and values")
+        raise ValueError(f"has {what}: it must have one table, with keys and values")
     return plain(found[0])
 
 
 def plain(tree: Mapping[Any, Any]) -> dict[str, Any]:
-    """A copy with JSON's types alone. Raises ValueError for a value that JSON does not have."""
+    """A copy with JSON's types only. Raises ValueError for a value of another type."""
     try:
         copy: dict[str, Any] = json.loads(json.dumps(tree, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"has a value that JSON does not know ({error}): put dates, nan and inf in quotes"
+            f"has a value that JSON does not have ({error}): put dates, nan and inf in quotes"
         ) from None
     return copy
