@@ -96,6 +96,9 @@ def delete(cluster: Cluster, name: str, job: Object | None, say: Say) -> Iterato
                 yield resource(kind, it["metadata"]["name"])
                 gone += 1
     if not gone and not remains(cluster, name):
+        if job is not None:  # its deletion met a conflict
+            what = f"the job {name} was replaced by a new one of its name at the same moment"
+            raise ClusterError(f"{what}\n  nothing was deleted; {AGAIN}")
         raise cluster.not_found(name)
 
 
