@@ -192,6 +192,8 @@ def track(run: Path, to: str, follow: bool) -> None:
     from gptddp.track.trackers import check_installed
 
     check_installed(to)
+    if not follow:
+        click.echo(f"sending the steps of {run} to {to}", err=True)
     over = feed.rank_0_ends if follow else lambda _: True
     click.echo(f"{to} has the steps up to {feed.track(_run_dir(run), to, over)}", err=not follow)
 

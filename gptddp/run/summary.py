@@ -48,7 +48,7 @@ class Summary:
     began_time: float | None = None  # unix seconds: of the first life
     saved_time: float | None = None  # unix seconds: when the last committed save began
     quarantine: list[dict[str, Any]] = field(default_factory=list)  # step, row_groups, names
-    # the job of the last life with --from-scratch
+    # the last life with --from-scratch: its job; since: the life that began at step 0 again, if any
     from_scratch: dict[str, Any] | None = None
     # the last stop because a budget was used up: generation, step, tokens, train_s, cause, results
     finished: dict[str, Any] | None = None
@@ -97,7 +97,9 @@ class Summary:
         if (generation := start["generation"]) <= self.life:
             return
         if isinstance(given := start.get("from_scratch"), dict):
-            self.from_scratch = given
+            again = start.get("source") == "scratch" and generation > 1
+            since = generation if again else (self.from_scratch or {}).get("since")
+            self.from_scratch = {**given, "since": since}
         self.life, self.ended, self.differed = generation, False, ""
         self.run_id, self.config = start.get("run_id"), start.get("config")
         self.dataset, self.code = start.get("dataset"), start.get("code")

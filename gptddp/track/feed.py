@@ -7,7 +7,8 @@ may be killed at any time: the next one asks the tracker which steps it has.
 import os
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from gptddp.track.trackers import TRACKERS, Row
 _END_S = 30  # time to finish after the end of rank 0, as a tracker may hang forever
 _POLL_S, _RETRY_S = 1.0, 60.0
 _ROWS = 500  # sent at once
+_WHY = 300  # characters of an error
 _WHEN = ("step", "time", "since_s")  # numbers of a line that are not sent as values
 
 
@@ -39,29 +41,38 @@ def track(run: Path, to: str, over: Callable[[float], bool]) -> int:
     """Send new settled steps until `over` is true, and once more; return the last step sent.
 
     `over` waits for the given seconds. At the end, raises ConfigError if another process tracks the
-    run, ClickException if the tracker is unavailable.
+    run or the run has no start, ClickException if the tracker or the run's volume fails.
     """
     said = ""
     while True:
         try:
-            held = lock(run / f"track.{to}.lock")
+            with _locked(run / f"track.{to}.lock"):
+                return _sent(run, to, over)
         except BlockingIOError:
             if over(_POLL_S):
-                raise ConfigError(f"another process tracks {run}, and sends all steps") from None
+                raise ConfigError(f"another process tracks {run} now: try again later") from None
             continue
-        try:
-            return _sent(run, to, over)
         except Exception as error:
-            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            away = visible(f"{to} is unavailable ({why}); `gptddp track` sends the missing steps")
-        finally:
-            os.close(held)
-        if over(0):
-            raise click.ClickException(away)
-        if away != said:
-            click.echo(away, err=True)
-        said = away
+            is_over = over(0)
+            if is_over and isinstance(error, ConfigError):
+                raise
+            why = " ".join(str(error).split())[:_WHY] or type(error).__name__
+            failed = visible(f"{to} lacks steps ({why}); `gptddp track` sends the missing steps")
+        if is_over:
+            raise click.ClickException(failed)
+        if failed != said:
+            click.echo(failed, err=True)
+        said = failed
         over(_RETRY_S)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    held = lock(path)
+    try:
+        yield
+    finally:
+        os.close(held)
 
 
 def _sent(run: Path, to: str, over: Callable[[float], bool]) -> int:
@@ -82,10 +93,15 @@ def _sent(run: Path, to: str, over: Callable[[float], bool]) -> int:
 
 
 def _shown_as(run: Path, about: Summary) -> tuple[str, str]:
-    """Id and name in a tracker; each branch is another run there, with all of its steps."""
+    """Id and name in a tracker; each branch is another run there, with all of its steps.
+
+    So is a run that has lost its checkpoints and started again at step 0.
+    """
     if not about.run_id:
         raise ConfigError(f"the ledger of {run} has no start of a life: train the run first")
     id, name = about.run_id, run.absolute().name
+    if again := (about.from_scratch or {}).get("since"):
+        id, name = f"{id}-scratch-{again}", f"{name}-from-scratch-{again}"
     if count := len(about.branches):
         id, name = f"{id}-{count}", f"{name}-from-{about.branches[-1]['step']}-{count}"
     return id, name
@@ -101,4 +117,4 @@ def settled(about: Summary) -> int:
 
 def _row(life: int, line: dict[str, Any]) -> Row:
     values = {it: v for it, v in line.items() if type(v) in (int, float) and it not in _WHEN}
-    return line["step"], line["time"], values | {"life": life}
+    return line["step"], float(line.get("time") or 0.0), values | {"life": life}

@@ -4,6 +4,7 @@ The last step comes from the tracker or its files: a note of ours would be wrong
 between sending and noting. Any error means that the tracker is unavailable. Closing sends the rest.
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from gptddp.errors import ConfigError
 Row = tuple[int, float, dict[str, float]]  # step, unix seconds, values by name
 Opened = tuple[int, Callable[[Sequence[Row]], None]]
 _PROJECT = "gptddp"  # unless the tracker's own variable names another
+_ROOM = 2**20  # bytes; with less free space W&B may have lost what it wrote, without an error
 
 
 @contextmanager
@@ -44,6 +46,8 @@ def _wandb(folder: Path, id: str, name: str, config: dict[str, Any]) -> Iterator
 
     yield max(0, run.step - 1), send  # offline: 0
     run.finish()
+    if run.offline and shutil.disk_usage(here).free < _ROOM:
+        raise OSError(errno.ENOSPC, "no room for W&B's files", str(here))
 
 
 @contextmanager
@@ -81,10 +85,11 @@ def _tensorboard(folder: Path, id: str, name: str, config: dict[str, Any]) -> It
     from tensorboard.plugins.text.summary_v2 import text_pb
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    last, files = 0, sorted(folder.glob(f"tensorboard/{name}/events.*"))
-    while files and not last:
-        last = max((it.step for it in EventFileLoader(str(files.pop())).Load()), default=0)
-    writer = EventFileWriter(str(folder / "tensorboard" / name))
+    here = folder / "tensorboard" / name
+    # all files: their names begin with the time of day, and clocks differ
+    files = map(EventFileLoader, map(str, here.glob("events.*")))
+    last = max((event.step for file in files for event in file.Load()), default=0)
+    writer = EventFileWriter(str(here))
     lines = "\n".join(f"    {field} = {value}" for field, value in config.items())
     writer.add_event(Event(summary=text_pb("config", lines), step=last))
 

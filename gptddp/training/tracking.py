@@ -16,9 +16,11 @@ class Tracking:
 
     _process: subprocess.Popen[bytes] | None = None
     _until = 0.0  # monotonic
+    _run_dir = _to = ""
 
     def begin(self, run_dir: str, to: str) -> None:
         """Start the process; if that fails, training continues without a tracker."""
+        self._run_dir, self._to = run_dir, to
         code, low = "from gptddp.cli import cli; cli()", ["nice", "-n", "19"]  # training goes first
         try:
             self._process = subprocess.Popen(
@@ -33,12 +35,24 @@ class Tracking:
 
     def end(self) -> None:
         """No step follows: let the process send the remaining steps and end."""
-        if self._process and self._process.stdin:
+        if self._process is None or self._until:
+            return
+        if self._process.poll() is not None:  # it was killed: another one sends the rest
+            if self._process.stdin:
+                self._process.stdin.close()
+            self.begin(self._run_dir, self._to)
+        if self._process.stdin:
             self._process.stdin.close()
-            self._until = time.monotonic() + _END_S
+        self._until = time.monotonic() + _END_S
 
     @property
     def busy(self) -> bool:
-        """Is the process still sending, within the time limit?"""
-        going = self._process is not None and self._process.poll() is None
-        return going and time.monotonic() < self._until
+        """Is the process still sending, within the time limit? Past it, a warning."""
+        if self._process is None or self._process.poll() is not None:
+            return False
+        if (busy := time.monotonic() < self._until) or not self._until:
+            return busy
+        again = f"gptddp track {self._run_dir} --to {self._to}"
+        log.warning("%s does not answer; `%s` sends the missing steps", self._to, again)
+        self._process = None
+        return False

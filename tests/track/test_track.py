@@ -61,7 +61,9 @@ def check(tracker, run):
 
 def by_hand(tracker, run):
     ended = subprocess.run([*COMMAND, str(run), "--to", tracker], capture_output=True, text=True)
-    return ended.returncode, ended.stderr
+    first, said = ended.stderr.split("\n", 1)
+    assert first == f"sending the steps of {run} to {tracker}"
+    return ended.returncode, said
 
 
 def test_each_step_is_tracked_once_over_kills(tracker, corpus, tmp_path, forked):
@@ -144,16 +146,30 @@ def test_an_unavailable_tracker_gets_all_steps_later(
     flags += ["--checkpoint-every", "0.5", "--eval-every", "1000000", "--steps", "300"]
     process = fork(SLOWLY, *flags, env=dict(os.environ))
     assert process.wait(180) == 0, process.stderr.read()
-    assert process.stderr.read().count(f"{tracker} is unavailable (") <= 2
+    assert process.stderr.read().count(f"{tracker} lacks steps (") <= 2
     check_same_lines(list(history(run)), undisturbed(tmp_path / "alone", corpus, 1, 300))
     code, said = by_hand(tracker, run)
-    assert code == 1 and said.startswith(f"Error: {tracker} is unavailable ("), said
+    assert code == 1 and said.startswith(f"Error: {tracker} lacks steps ("), said
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("TRACKIO_SERVER_URL")
     if tracker == "trackio":
         request.getfixturevalue("server")()
     assert by_hand(tracker, run) == (0, f"{tracker} has the steps up to 300\n")
     check(tracker, run)
+
+
+def test_tensorboard_has_each_step_once_whatever_the_names_of_its_files(
+    corpus, tmp_path, train_here
+):
+    """A folder with brackets in its name; a file of a machine whose clock was years ahead."""
+    run = tmp_path / "a[1]"
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run)]
+    for steps in ("4", "6", "8"):
+        assert train_here(*flags, "--steps", steps) == 0
+        assert by_hand("tensorboard", run) == (0, f"tensorboard has the steps up to {steps}\n")
+        for file in sorted((run / "tensorboard" / run.name).glob("events.*"))[:1]:
+            file.rename(file.with_name("events.out.tfevents.9999999999.there.1.0"))
+    check("tensorboard", run)
 
 
 def test_a_run_without_a_tracker_loads_none(corpus, tmp_path):

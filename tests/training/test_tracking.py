@@ -1,6 +1,9 @@
 """A tracker gets the settled steps, once. `make test-track` has the real trackers."""
 
+import errno
 import os
+import shutil
+import signal
 from contextlib import contextmanager
 
 import click
@@ -13,6 +16,7 @@ from gptddp.files import lock
 from gptddp.k8s.cli.main import cli as k8s
 from gptddp.run.history import history
 from gptddp.track import feed, trackers
+from gptddp.training.tracking import Tracking
 
 
 def at_once(within_s):
@@ -65,6 +69,66 @@ def test_a_run_that_went_back_is_another_run_in_the_tracker(run, tmp_path, shown
     assert [row[2]["life"] for row in others] == [1] * 4 + [3] * 2
 
 
+def test_a_run_that_started_again_is_another_run_in_the_tracker(run, tmp_path, shown):
+    """It had lost its checkpoints: `--from-scratch`. Its numbers never mix with the old ones."""
+    folder = tmp_path / "run"
+    assert run("--steps", "4") == 0
+    feed.track(folder, "wandb", at_once)
+    shutil.rmtree(folder / "checkpoints")
+    for flags in (("--steps", "6", "--from-scratch"), ("--steps", "8")):
+        assert run(*flags) == 0
+        feed.track(folder, "wandb", at_once)
+    (_, steps), (again, others) = shown.values()
+    assert [row[0] for row in steps] == list(range(1, 5))
+    assert (again, [row[0] for row in others]) == ("run-from-scratch-2", list(range(1, 9)))
+
+
+def test_a_feeding_process_that_died_is_replaced_at_the_end(tmp_path):
+    """The new one sends the rest; it is only one, however often the end is announced."""
+    tracking = Tracking()
+    tracking.begin(str(tmp_path), "wandb")
+    dead = tracking._process
+    dead.kill()
+    dead.wait()
+    tracking.end()
+    assert (other := tracking._process) is not dead and tracking.busy
+    tracking.end()
+    assert tracking._process is other
+    other.wait(30)
+    assert not tracking.busy
+
+
+def test_a_tracker_that_does_not_answer_is_named_at_the_end(tmp_path, monkeypatch, caplog):
+    """With the command that sends the missing steps."""
+    monkeypatch.setattr("gptddp.training.tracking._END_S", 0.0)
+    tracking = Tracking()
+    tracking.begin(str(tmp_path), "wandb")
+    process = tracking._process
+    assert not tracking.busy and caplog.text == ""
+    process.send_signal(signal.SIGSTOP)
+    tracking.end()
+    assert not tracking.busy and not tracking.busy
+    process.kill()
+    process.wait()
+    assert caplog.text.count("wandb does not answer") == 1
+    assert f"`gptddp track {tmp_path} --to wandb` sends the missing steps" in caplog.text
+
+
+def test_an_error_of_the_run_directory_is_one_line(run, tmp_path, shown, monkeypatch):
+    """A read-only volume, or a ledger without a start."""
+    assert run("--steps", "2") == 0
+    (tmp_path / "run" / "ledger.jsonl").write_bytes(b"")
+    with pytest.raises(ConfigError, match="has no start of a life"):
+        feed.track(tmp_path / "run", "wandb", at_once)
+
+    def read_only(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(feed, "lock", read_only)
+    with pytest.raises(click.ClickException, match="lacks steps .*Read-only file system"):
+        feed.track(tmp_path / "run", "wandb", at_once)
+
+
 def test_one_process_tracks_at_a_time(run, tmp_path, shown):
     """Another one waits, and is refused without --follow; nothing is sent twice."""
     assert run("--steps", "2") == 0
@@ -91,10 +155,10 @@ def test_an_unreachable_tracker_is_retried(run, tmp_path, shown, monkeypatch, ca
         return within_s == feed._POLL_S
 
     monkeypatch.setitem(feed.TRACKERS, "wandb", away)
-    with pytest.raises(click.ClickException, match="unavailable .no route.; `gptddp track`"):
+    with pytest.raises(click.ClickException, match="lacks steps .no route to it.; `gptddp track`"):
         feed.track(tmp_path / "run", "wandb", at_once)
     assert feed.track(tmp_path / "run", "wandb", over) == 2
-    assert "wandb is unavailable (no route)" in capsys.readouterr().err
+    assert "wandb lacks steps (no route to it)" in capsys.readouterr().err
     assert waits == [0, feed._RETRY_S, feed._POLL_S]
 
 
