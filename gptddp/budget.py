@@ -12,7 +12,7 @@ BUDGETS = ("steps", "max_tokens", "max_time")
 
 
 def used_up(c: Config, step: int, tokens: int, train_s: float = 0.0) -> str:
-    """The budget that is used up after so many steps, targets and seconds; "": none."""
+    """The budget that is used up after this many steps, targets and seconds; "": none."""
     if step >= c.steps:
         return "steps"
     if c.max_tokens and tokens >= c.max_tokens:

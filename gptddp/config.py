@@ -142,14 +142,14 @@ class Config:
     max_tokens: int = _f(
         0,
         KEPT,
-        "end the run after so many tokens, if steps do not end it earlier; 0: no limit",
+        "end the run after this many tokens, if steps do not end it earlier; 0: no limit",
         least=0,
         most=2**53,
     )
     max_time: float = _f(
         0.0,
         KEPT,
-        "end the run after so much time in steps, if steps do not end it earlier; waits for data "
+        "end the run after this much time in steps, if steps do not end it earlier; waits for data "
         "count; starts, evaluations and checkpoints do not; 0: no limit",
         least=0,
     )
@@ -175,7 +175,7 @@ class Config:
     betas: tuple[float, float] = _f((0.9, 0.95), KEPT, "AdamW betas, as in 0.9,0.95")
     grad_clip: float = _f(1.0, KEPT, "clip the gradient norm to this; 0: no clipping", least=0)
     max_skipped: int = _f(
-        10, KEPT, "fail after so many non-finite steps in a row (exit code 3)", least=1
+        10, KEPT, "fail after this many non-finite steps in a row (exit code 3)", least=1
     )
     # numerics
     seed: int = _f(1337, FIXED, "seed for weights, data order and dropout", least=0, most=2**64 - 1)

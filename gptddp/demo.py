@@ -82,7 +82,7 @@ def last_line(run: Path) -> dict[str, Any]:
 def kill_after(
     seconds: float, run: Path, status: Path, job: subprocess.Popen[bytes]
 ) -> float | None:
-    """SIGKILL every process of one pod after so many seconds of training; return the time."""
+    """SIGKILL every process of one pod after this many seconds of training; return the time."""
     while job.poll() is None:
         time.sleep(0.5)
         line = last_line(run)
@@ -131,7 +131,7 @@ def samples(run: Path) -> None:
     texts = run_record.samples(run)
     losses = {line["step"]: line["val_bpb"] for line in history(run) if "val_bpb" in line}
     steps = sorted(texts.keys() & losses.keys())
-    say("How a file begins, as the model has it")
+    say("The beginning of a file, written by the model")
     for step in dict.fromkeys([*steps[:1], *steps[len(steps) // 2 :][:1], *steps[-1:]]):
         rows = [row[:90] for row in texts[step].splitlines() if row.strip()][:SAMPLE_ROWS]
         print(f"step {step}, {losses[step]:.3f} bits/byte")

@@ -54,7 +54,7 @@ def train(life: Life) -> None:
 
         # -- the worlds: each lasts until a rank is lost or joins -------------------------------
         while not life.worlds.is_over:
-            with life.worlds.around():  # all ranks: the next continues at the same step
+            with life.worlds.around():  # all ranks: the next world continues there
                 steps(life, ddp, optimizer, sums)
 
 
@@ -62,7 +62,7 @@ def steps(life: Life, ddp: DDP, optimizer: Optimizer, sums: Sums) -> None:
     """All ranks: do the remaining steps, as long as the world lasts."""
     c, world = life.config, life.world
     optimizer.zero_grad()  # an interrupted step may have left gradients
-    # the previous life or world may have ended between its last step and the evaluation or check
+    # the previous life or world may have ended after a step, but before its evaluation or check
     life.complete_line()  # all ranks
     while life.goes_on:
         batch = life.next_batch()
@@ -102,7 +102,8 @@ def forward_backward(
     """All ranks: compute the gradient of the mean loss over all targets of the step.
 
     Returns the summed loss in nats. Ranks may have different numbers of slots, so each synchronises
-    in its last micro-batch only. no_sync is around the forward pass too: DDP decides there.
+    in its last micro-batch only. no_sync is around the forward pass too: there DDP decides whether
+    the backward pass synchronises.
     """
     first_slot = lanes.owned(world.rank, world.world_size, c.lanes).start
     factor = sums.begin(targets)

@@ -28,7 +28,7 @@ import xxhash
 # that determines the rows besides the settings: dealing, blocks, splitting, packing, keys. If you
 # change any of them, change the name: then no older state continues with other rows.
 IDS = {"best-fit": "bfd-4", "concat": "concat-3"}
-_EMPTY = 200  # one of so many places may be empty before best-fit cuts documents
+_EMPTY = 200  # one of this many places may be empty before best-fit cuts documents
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ class World:
     def posted(self, key: str, of: Iterable[int] | None = None) -> dict[int, Any]:
         """The values that the ranks `of` (default: all) have posted under this key, by rank.
 
-        Raises DistError where rank 0 of a static world is lost.
+        Raises DistError if rank 0 of a static world is lost.
         """
         some = range(self.world_size) if of is None else of
         if self.group:
@@ -204,7 +204,7 @@ class World:
     def gather(self, value: Any) -> list[Any]:
         """All ranks: every rank's small value, by rank; as JSON, so tuples come out as lists.
 
-        Raises BadMessage where a rank has sent no JSON.
+        Raises BadMessage if a rank has sent no JSON.
         """
         return values.gather(value, self.names, self.device, self.wait)
 
@@ -241,7 +241,7 @@ class World:
         One process reads the storage, and all ranks take the same decision or none. `work` takes a
         function to report its progress: the others wait while the reports change, and give up after
         FIRST_TIMEOUT_S without a change. The result travels as JSON. Raises the GptddpError of
-        `work`, on all ranks; LostPeer where rank 0 is lost or silent.
+        `work`, on all ranks; LostPeer if rank 0 is lost or silent.
         """
         call = f"{self._formed} {next(self._calls)}"
         box: Any = None

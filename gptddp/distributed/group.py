@@ -76,7 +76,7 @@ class Group:
     def form(self, view: View) -> None:
         """Form the world of the view's members, as soon as all of them have arrived here.
 
-        Raises Broken where that fails: another view follows (`Members.is_over`), or must be
+        Raises Broken if that fails: another view follows (`Members.is_over`), or must be
         requested (`Members.broken`).
         """
         if self._forgotten:

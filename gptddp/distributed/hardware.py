@@ -160,8 +160,8 @@ class PeakMemory:
 def use(c: Config, device: torch.device) -> None:
     """Set the run's threads and its library for products of matrices, which decide the bits.
 
-    Raises ConfigError where fp32 would not stay fp32: oneDNN may round to bf16 with AMX. In a run
-    of bf16 it may: little is in fp32 there, and on the same machine. Raises it also where the
+    Raises ConfigError if fp32 would not stay fp32: oneDNN may round to bf16 with AMX. In a run
+    of bf16 it may: little is in fp32 there, and on the same machine. Raises it also if the
     environment has fewer threads than the run.
     """
     torch.set_num_threads(c.threads)

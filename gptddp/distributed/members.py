@@ -81,7 +81,7 @@ class Members:
     """
 
     def __init__(self, path: Path, pod: str) -> None:
-        """Raises LostPeer where the launcher does not answer."""
+        """Raises LostPeer if the launcher does not answer."""
         self.on_news: Callable[[], None] = lambda: None
         self._pod = pod
         self._changed = threading.Condition(threading.RLock())
@@ -99,7 +99,7 @@ class Members:
     def rejoin(self) -> None:
         """Become a new member, with a new id and no posts; its status is "starting".
 
-        Raises LostPeer where the launcher does not answer.
+        Raises LostPeer if the launcher does not answer.
         """
         with self._changed:
             self.me = uuid.uuid4().hex

@@ -32,7 +32,7 @@ NAMES = (
 
 
 def check_torch() -> None:
-    """Raise ConfigError, with the version to install, where a name is missing.
+    """Raise ConfigError, with the version to install, if a name is missing.
 
     Any release of torch may rename them. During a recovery, a launcher would count the missing name
     as a fault of the job, and a trainer as a fault of the life, and both would retry.

@@ -68,7 +68,7 @@ def wait_for_end(
 ) -> None:
     """All ranks but 0: wait until the work of rank 0, called `name`, is over.
 
-    `look`: the posted work and end of rank 0. Raises LostPeer where rank 0 has failed or is lost,
+    `look`: the posted work and end of rank 0. Raises LostPeer if rank 0 has failed or is lost,
     or has made no progress for `limit_s`. In a static world `look` does not return while rank 0 is
     stopped: then the pulse ends this process.
     """

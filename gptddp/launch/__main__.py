@@ -4,7 +4,7 @@ import sys
 
 from gptddp.launch import overlay
 
-# Does not return where the job has own code. -P: Python must not look for modules in the working
+# Does not return if the job has own code. -P: Python must not look for modules in the working
 # directory.
 overlay.main(sys.argv[1:], [sys.executable, "-P", "-m", "gptddp.launch"])
 

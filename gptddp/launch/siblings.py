@@ -89,7 +89,7 @@ def _say_alive(alive: str, count: int) -> None:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many consecutive ports of 127.0.0.1 that no process uses now.
+    """The first of `count` consecutive ports of 127.0.0.1 that no process uses now.
 
     The ports are below those that the kernel gives to outgoing connections: a connection of any
     process may take such a port before a launcher listens on it. Raises OSError.

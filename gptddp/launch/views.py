@@ -126,7 +126,7 @@ class Views:
                 self._keep(self.row["ended"], member, end)
 
     def tick(self, seconds: float) -> None:
-        """Let so much time pass, in which this process was running."""
+        """Let this much time pass, in which this process was running."""
         needed = {member["agent"] for member in self._members()}
         silent_s = {agent: self._silent_s[agent] + seconds for agent in {*self.rows, *needed}}
         self._silent_s = defaultdict(float, silent_s | {self._agent: 0.0})

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from gptddp.distributed.torch_private import softmax_backward
 
 _AT_ONCE = 2**20  # scores computed at once, of as many heads as fit: 2 MB in bf16
-_KEPT = 2**22  # a layer's scores are kept for backward up to so many, else computed again
+_KEPT = 2**22  # a layer's scores are kept for backward up to this many, else computed again
 
 Block = tuple[slice, slice, slice]  # of heads, of queries, and of the keys that they may see
 

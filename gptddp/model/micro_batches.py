@@ -15,7 +15,7 @@ from gptddp.data.packing import documents_of, row_hashes
 from gptddp.distributed.pulse import beat
 from gptddp.model.loss import IGNORE
 
-LOOK_EVERY = 10  # one in so many steps hashes its rows again
+LOOK_EVERY = 10  # one in this many steps hashes its rows again
 
 
 class MicroBatch(NamedTuple):

@@ -33,7 +33,7 @@ class Muon:
     """Muon for the matrices of the blocks."""
 
     like_adamw: bool = True  # scale updates to a root mean square of 0.2; else by sqrt(rows / cols)
-    momentum: tuple[float, float, int] = (0.95, 0.95, 1)  # from, to, in so many steps
+    momentum: tuple[float, float, int] = (0.95, 0.95, 1)  # from, to, in this many steps
     variance_beta: float | None = None  # beta of the running mean square of each neuron's update
     cautious: bool = False  # a number decays only if its update also makes it smaller
     decay_ends: bool = False  # the decay falls linearly to 0 over the run

@@ -176,7 +176,7 @@ class ExactSums(_Sums):
         return {"sums.exponents": self._exponents}
 
     def begin(self, targets: int) -> float:
-        """Start a step with so many targets over all ranks; returns 1, the factor of every loss."""
+        """Start a step with this many targets on all ranks; returns 1, the factor of every loss."""
         self._targets, self.wait_s = targets, 0.0
         self._start(self._exponents.tolist())
         return 1.0

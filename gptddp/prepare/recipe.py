@@ -27,7 +27,7 @@ class Settings:
     seed: int = 1337
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    max_bad: int = 0  # skip and list up to so many bad records
+    max_bad: int = 0  # skip and list up to this many bad records
 
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction <= 0.5:

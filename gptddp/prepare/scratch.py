@@ -19,9 +19,9 @@ from gptddp.files import exists, fsync
 from gptddp.prepare.listing import name_in
 
 JOURNAL = "journal.jsonl"
-# Seconds between two lines: a kill costs at most so much, plus the source that is being read.
+# Seconds between two lines: a kill costs at most this much, plus the source that is being read.
 _EVERY_S = 5.0
-_COST = 20  # and at least so many times as long as the last line took
+_COST = 20  # and at least this many times as long as the last line took
 
 
 class Scratch:

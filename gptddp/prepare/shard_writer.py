@@ -20,8 +20,8 @@ _SHARD_BYTES = 256 << 20  # of text
 _ROW_GROUPS = 4 * 48
 _ROW_GROUP_ROWS = 1024  # at most: a restart tokenises one row group per lane again
 _ROW_GROUP_BYTES = 4 << 20  # of text, about 1 M tokens: for the same reason
-# A row group's tokens are counted in so many pieces of so many bytes, evenly spread: all of a small
-# one, 3 % of 4 MiB. The estimate is within about 1 %; from the bytes alone, within about 4 %.
+# A row group's tokens are counted in 256 pieces of 512 bytes, evenly spread: all of a small one,
+# 3 % of 4 MiB. The estimate is within about 1 %; from the bytes alone, within about 4 %.
 _PIECES, _PIECE_BYTES = 256, 512
 
 

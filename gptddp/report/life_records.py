@@ -26,7 +26,7 @@ class LifeRecord:
     start: Mapping[str, Any] = field(default_factory=dict)
     stop: Mapping[str, Any] = field(default_factory=dict)
     end: Mapping[str, Any] = field(default_factory=dict)
-    follows_fault: bool = False  # did nobody request the end of the life before?
+    follows_fault: bool = False  # did nobody request the end of the previous life?
     free_since: float = 0.0  # the time of that end, in unix seconds; 0: unknown
 
     @property
@@ -62,7 +62,7 @@ class LifeRecord:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds from the end of the life before to its first step; {}: unknown, or none."""
+        """Seconds from the end of the previous life to its first step; {}: unknown, or none."""
         if not self.free_since or self.took_over:
             return {}
         before = "recovery" if self.follows_fault else "stopped"  # no world was formed then

@@ -46,7 +46,7 @@ def report(paths: Sequence[Path], out: Path, every_s: int = 0) -> tuple[int, lis
     """Write the page; return its bytes and the states of its runs. Raises ConfigError, OSError.
 
     A run that is given twice is drawn once. Only an older page is replaced, no other file.
-    every_s: the page reloads itself after so many seconds; 0: it does not.
+    every_s: the page reloads itself after this many seconds; 0: it does not.
     """
     plots = _plots()
     if exists(out) and not (exists(out, stat.S_ISREG) and _is_page(out)):

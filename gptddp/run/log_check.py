@@ -1,6 +1,6 @@
 """Check that the log of a run is complete, and that all of it belongs to this run.
 
-The `chain_fp` of a step folds its `batch_fp` into the `chain_fp` of the step before, so each line
+The `chain_fp` of a step folds its `batch_fp` into the `chain_fp` of the previous step, so each line
 follows from the line before it, unless one of them was changed. The log of another run is
 consistent, but its `chain_fp` differs from the ledger's; with the same rows but other numbers, its
 `state_fp` differs. The training does not use the log: it continues from checkpoints.

@@ -90,7 +90,7 @@ class Owners:
                 self.survived = kind == "world" or bool(event.get("survived", event.get("phases")))
             of_log = kind == "checkpoint" or (kind == "end" and not self.survived)
             if of_log and event.get("step", math.inf) <= self.moved_step:
-                return  # its phases are those of the world before
+                return  # its phases are those of the previous world
             newer_s = 0.0
             if phases := event.get("phases"):
                 rows = {str(name): [float(it) for it in row] for name, row in phases.items()}
@@ -113,9 +113,9 @@ class Owners:
         return max(0.0, newer_s)
 
     def _next(self, start: Mapping[str, Any], redo_until: int = 0) -> None:
-        """End the life or world before: its seconds, and those until `start`, get categories."""
+        """End the previous life or world: its seconds, and those until `start`, get categories."""
         began = float(start["time"]) - float(start.get("seconds") or 0.0)
-        # started by a launcher, or a rank, of the life before
+        # started by a launcher, or a rank, of the previous life
         same_job = bool(start.get("restarts")) or start.get("source") == "memory"
         fault = self.generation > 0 and (self.stop_time is None or same_job)
         self.seconds = self.so_far(began, int(start["world_size"]), fault)

@@ -30,9 +30,9 @@ _TELL_S = 1.0  # between two reports to the other ranks, which wait
 
 
 def first_world(world: World) -> bool:
-    """Wait for the first world of the life; False where a world runs that this rank must join.
+    """Wait for the first world of the life; False if a world runs that this rank must join.
 
-    Raises Broken where a rank is lost meanwhile.
+    Raises Broken if a rank is lost meanwhile.
     """
     if (members := world.members) is None:
         return True

@@ -23,7 +23,7 @@ def resolve(config: Config, world: World, run: Config | None) -> Config:
     """The configuration of a life, with a value for every field.
 
     A field that is not given keeps the run's value; in a new run (None) it comes from preset,
-    defaults and hardware. Raises ConfigError where a given value differs from one that is fixed.
+    defaults and hardware. Raises ConfigError if a given value differs from one that is fixed.
     """
     if run is None:
         return _closed(config, world)
@@ -40,7 +40,7 @@ def check_given(given: Sequence[Any], config: Config, names: Sequence[str]) -> N
     """Compare the configurations given to these ranks (`of_run`) with the life's.
 
     The flags of rank 0 count, and any pod may become rank 0. So another value on a rank is logged.
-    Raises ConfigError where the field is fixed.
+    Raises ConfigError if the field is fixed.
     """
     mine = json.loads(json.dumps(dataclasses.asdict(config)))
     theirs = {name: it for name, it in zip(names, given, strict=True) if isinstance(it, dict)}
@@ -63,7 +63,7 @@ def identity(dataset: Dataset) -> dict[str, str | None]:
 
 
 def check_same_data(found: Sequence[Any], names: Sequence[str]) -> None:
-    """Raise DataError, with both values, where an `identity` differs from the first."""
+    """Raise DataError, with both values, if an `identity` differs from the first."""
     for name, theirs in zip(names, found, strict=True):
         for what, mine in found[0].items():
             if isinstance(theirs, dict) and theirs.get(what) != mine:
@@ -75,7 +75,7 @@ def check_same_data(found: Sequence[Any], names: Sequence[str]) -> None:
 
 
 def record(recorded: Summary, config: Config, step: int, events: Events) -> None:
-    """Rank 0 only, before the first step: record the changes since the life before."""
+    """Rank 0 only, before the first step: record the changes since the previous life."""
     if recorded.config is not None:
         before, now = recorded.config, to_saved(config)
         for field in changed(before, now, KEPT):

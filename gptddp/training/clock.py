@@ -60,7 +60,7 @@ class PhaseClock:
         self.phase, self._since = phase, now
 
     def waited(self, seconds: float) -> int:
-        """Count so much of the present phase, at most all of it, as waiting for other ranks.
+        """Count this much of the present phase, at most all of it, as waiting for other ranks.
 
         Returns whole microseconds.
         """
@@ -70,7 +70,7 @@ class PhaseClock:
         return micros
 
     def worked(self, micros: int, phase: str) -> None:
-        """Count so much of the waiting time as `phase` instead."""
+        """Count this much of the waiting time as `phase` instead."""
         self._ns["wait"] -= 1000 * micros
         self._ns[phase] += 1000 * micros
 
@@ -138,7 +138,7 @@ class RankSeconds:
         return self.clock.micros() - self._before
 
     def waited(self, seconds: float) -> None:
-        """Count so long of the present phase, a step, as this rank's wait for the sums."""
+        """Count this long of the present phase, a step, as this rank's wait for the sums."""
         self._sums, self._kind = self.clock.waited(seconds), self.clock.phase
 
     def mine(self) -> np.ndarray:

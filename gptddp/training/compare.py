@@ -17,7 +17,7 @@ def compare(life: LifeParts, layout: int, records: bool) -> tuple[int, bool]:
 
     `layout`: of DDP's buckets on this rank; `records`: this rank has rank 0's records. Returns a
     rank that had the newest state, and whether rank 0 lacks the records. Raises Diverged; LifeLost
-    where no rank has a state; ConfigError on a rank that would add up gradients in another order.
+    if no rank has a state; ConfigError on a rank that would add up gradients in another order.
     """
     world = life.world
     step = life.step if life.live.is_whole else -1

@@ -39,7 +39,7 @@ class Ending(threading.Thread):
         self._give_up = threading.Event()
 
     def wait(self, seconds: float, last_try: bool) -> None:
-        """Wait so long at most; `last_try`: allow no attempt after this one. Raises Superseded."""
+        """Wait this long at most; `last_try`: allow no later attempt. Raises Superseded."""
         if last_try:
             self._give_up.set()
         self.join(seconds)

@@ -4,7 +4,7 @@ A sink is a function of an event: a mapping with `event` (its kind), `time` (uni
 `generation`, and the fields of its kind. Ledger and log are records: the next life continues from
 them. Console, /metrics and samples.jsonl are views. To add a view, put it beside them in
 Recorder.__init__. A sink is called in the loop and in threads, so it must not wait. The first event
-may be the `end` of the life before.
+may be the `end` of the previous life.
 
 Before a life has a recorder, events go straight to the ledger: a branch, and events kept in memory.
 So does the checkpoint of a rank 0 that was killed in its save.
@@ -22,7 +22,7 @@ Sink = Callable[[Event], None]
 
 IN_LEDGER = {  # kinds of events in the ledger
     "end": "how a life ended without a stop; mostly written by the next life",
-    "changed": "a setting or the code differs from the life before",
+    "changed": "a setting or the code differs from the previous life",
     "branch": "the run goes back to a checkpoint; written before the life begins, by go_back.py",
     "start": "a life begins: from which state, in which world, with which configuration",
     "world": "the life continues with other ranks: lost (and how), joined, and the pause",

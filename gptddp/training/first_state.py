@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 def with_fields_of_folder(config: Config) -> Config:
     """The configuration of a new run, with the fields that a given folder `init_from` decides.
 
-    Raises ConfigError where a given field contradicts the folder; OSError that may pass.
+    Raises ConfigError if a given field contradicts the folder; OSError that may pass.
     """
     if not config.init_from:
         return config
@@ -65,7 +65,7 @@ def first_state(
 ) -> tuple[SavedState, str]:
     """The weights with which a run begins, by their names in a checkpoint, and their hash.
 
-    `tell`: reports progress. The optimizer keeps its initial state. Raises ConfigError where the
+    `tell`: reports progress. The optimizer keeps its initial state. Raises ConfigError if the
     weights are missing, unusable, or not those of `init_sha256`; OSError that may pass.
     """
     if not config.init_from:

@@ -38,9 +38,9 @@ def go_back(
     """Rank 0 only, before the search for the newest state: begin the requested branch.
 
     `given`: the configuration given to this start; `config`: the complete one; `fence` raises
-    Superseded where another life has the run by now. Also finishes a branch in the ledger that has
-    no state yet, for any `given`. Raises ConfigError where no checkpoint of that step exists, or
-    the run cannot be written; CheckpointError where no checkpoint of that step is valid; OSError
+    Superseded if another life has the run by now. Also finishes a branch in the ledger that has
+    no state yet, for any `given`. Raises ConfigError if no checkpoint of that step exists, or
+    the run cannot be written; CheckpointError if no checkpoint of that step is valid; OSError
     for trouble of the volume that may pass.
     """
     run, new = Path(config.run_dir), asks_for_another(given, recorded.branches)
@@ -109,7 +109,7 @@ def _commit(
 def way_back(run: Path, bad: int) -> str:
     """How to go back to before step `bad`, the first non-finite or far too large one.
 
-    The update of the step before may have spoilt the weights, so an older checkpoint is preferred.
+    The update of the previous step may have spoilt the weights, so an older checkpoint is better.
     """
     names: list[str] = []
     with suppress(OSError):

@@ -32,7 +32,7 @@ class Guard:
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Around a life. A lost peer ends it where no other world follows (LostPeer); so do ranks
+        """Around a life. A lost peer ends it if no other world follows (LostPeer); so do ranks
         that differ (Diverged). An error of the trainer is counted (CrashLoopError the third time).
         """
         life = self._life

@@ -1,8 +1,8 @@
 """One life of a run: all that the loop of `train` needs around its model step.
 
-A life begins from the newest state on the storage, or its ranks join the world of a running life.
-It saves its state there, at intervals and at its end. worlds.py handles ranks that are lost or
-join.
+A life begins from the newest state on the storage, and saves its state there, at intervals and at
+its end. A rank that joins a running life gets the state from another rank. worlds.py handles ranks
+that are lost or join.
 """
 
 import math
@@ -49,8 +49,8 @@ _PATIENCE = 8  # timeout of a collective, in usual times of a step
 class Life(LifeParts):
     """A life of the run, as the loop sees it. All ranks call the same methods.
 
-    The live state (tensors and progress) is whole except within `stepping`: only there it cannot be
-    handed on. Rank 0 has storage, log and metrics, in `recorder`.
+    The live state (tensors and progress) is complete except within `stepping`: only there no other
+    rank can get it. Only rank 0 has a `recorder`: storage, log and metrics.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Life(LifeParts):
     def restore(self, net: GPT, tensors: Mapping[str, Tensor], sums: Sums) -> None:
         """All ranks: load the newest state into these live tensors, by name, and begin the life.
 
-        A rank that joins later loads nothing here. Raises CheckpointError where the state is that
-        of another model, or not as saved; Diverged where ranks differ.
+        A rank that joins later loads nothing here. Raises CheckpointError if the state is of
+        another model, or differs from what was saved; Diverged if ranks differ.
         """
         self.clock.enter("restore")
         self.net, self.tensors = net, tensors
@@ -126,13 +126,14 @@ class Life(LifeParts):
         self.line = known if known.get("chain_fp") == chain else {}
 
     def _begun(self) -> None:
-        """All ranks: keep the first events of these records until they are on rank 0's disk."""
+        """All ranks: keep rank 0's first ledger events in memory until they are on its disk."""
         begun = self.recorder.ledger.pending() if self.recorder else []
         self.live.begun(self.world.broadcast_value(begun, 0), self.step)  # all ranks
 
     def go_on(self, moved: bool) -> None:
-        """All ranks, with the same state: do what is due before the next step; `moved`: into
-        another world.
+        """All ranks, which have the same state now: do what is due before the next step.
+
+        `moved`: this is another world than before.
         """
         self.stop.holds = self._guard.restored = True
         if verdict := environment.verdict():
@@ -143,13 +144,14 @@ class Life(LifeParts):
         self.cause = used_up(self.config, self.step, self.progress.tokens)
         if self.recorder and self.recorder.last_step < self.step:  # interrupted after the step
             self.recorder.step(self.line, self.progress, 0.0)
-        elif self.recorder and self.line and self.recorder.line != self.line:  # another had more
+        elif self.recorder and self.line and self.recorder.line != self.line:
+            # another rank's line had more
             self.recorder.completed(self.line, "val_loss" in self.line)
 
     # -- a step ------------------------------------------------------------------------------------
 
     def next_batch(self) -> Batch:
-        """This rank's rows of the next step; no rows, and `bad`, for an unreadable row group."""
+        """This rank's rows of the next step; `bad`, and no rows, if a row group is unreadable."""
         self.clock.enter("data_wait")
         pulse.beat(self.step + 1)
         decided = self.origin.quarantine.get(self.step, ())
@@ -162,7 +164,7 @@ class Life(LifeParts):
         return batch
 
     def agree(self, batch: Batch) -> Agreed:
-        """All ranks: agree on this step, and whether it is done; no rank decides alone."""
+        """All ranks: agree on this step, and whether to do it; no rank decides alone."""
         self.worlds.take_records()
         saves = self.recorder.saves if self.recorder else None
         due = saves is not None and saves.is_due(self.worlds.save_within_s)
@@ -200,7 +202,7 @@ class Life(LifeParts):
         """Around the change of the live state, which is whole before and after but not within.
 
         `numbers`: loss, grad_norm and lr. Yields whether they are finite: the same on every rank,
-        because they come from sums over all ranks. A step that is not finite uses its data anyway.
+        because they come from sums over all ranks. A skipped step uses up its rows too.
         `wait_s`: how long this rank has waited for others in the step.
         """
         self.spent.waited(wait_s)
@@ -251,7 +253,7 @@ class Life(LifeParts):
         return self.cause in BUDGETS or self.step % self.config.eval_every == 0
 
     def evaluate(self) -> None:
-        """All ranks: evaluate the last step. After a stop in it the remaining ranks repeat it."""
+        """All ranks: evaluate the last step. If ranks must stop meanwhile, the others repeat it."""
         live.phase("evaluating")
         self.clock.enter("eval")
         c = self.config
@@ -268,8 +270,8 @@ class Life(LifeParts):
     def complete_line(self) -> None:
         """All ranks: add the missing evaluation and fingerprint to the line of the last step.
 
-        The life before was interrupted in them. Or the time is used up, as only `agree` of the next
-        step finds.
+        They are missing if the previous life or world was interrupted in them. Or the time is used
+        up, which only `agree` of the next step finds.
         """
         unchecked = self.is_check_due and "state_fp" not in self.line
         missed = self.is_evaluation_due and "val_loss" not in self.line
@@ -303,7 +305,7 @@ class Life(LifeParts):
 
     @property
     def is_check_due(self) -> bool:
-        """Is a comparison of the ranks due, also without a save? Soon after a rank joins."""
+        """Is a comparison of the ranks due, even without a save? One is due after a rank joins."""
         has_come = self.step == self.handed_on + 1
         return has_come or self.cause in BUDGETS or self.step % CHECK_EVERY == 0
 
@@ -323,7 +325,7 @@ class Life(LifeParts):
             self.recorder.saves.save(self.tensors, self.progress, known)
 
     def end(self) -> None:
-        """All ranks wait for the last state to be on disk. Raises Stopped for a stop, OSError."""
+        """All ranks: wait until the last state is on disk. Raises Stopped after a stop; OSError."""
         live.phase("saving the last checkpoint")
         self.check_replicas()  # all ranks
         self.stalls.over = True

@@ -158,7 +158,7 @@ def _check_is_new(run: Path, recorded: Summary, from_scratch: bool) -> None:
 def _take_up(
     config: Config, run_id: str, recorded: Summary, lost: int, world: World, tell: Tell
 ) -> tuple[SavedState | None, dict[str, Any]]:
-    """Rank 0 only: the newest checkpoint, None where the run begins; and its fields for `Origin`.
+    """Rank 0 only: the newest checkpoint, None if the run begins; and its fields for `Origin`.
 
     `lost`: the newest life that the ledger lacks because its end is lost; 0: none.
     Raises CheckpointError and OSError as `known.load` does.

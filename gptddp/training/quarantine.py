@@ -2,7 +2,7 @@
 
 A row group belongs to one lane, so only the rank that owns the lane sees the fault. It sees the
 fault in the step that needs the rows: the same step for any world size, threads and prefetch. That
-rank brings no rows to the step. All ranks learn of it, return to the end of the step before, and
+rank brings no rows to the step. All ranks learn of it, return to the end of the previous step, and
 repeat the step without the row group. Its blocks then count as empty, so the remaining order is a
 pure function of the saved state: cursors, and the row groups in quarantine.
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def check(decisions: Iterable[Mapping[str, Any]], dataset: Dataset, ledger: Path) -> None:
-    """Raise ConfigError where the ledger leaves out a row group that the train split lacks.
+    """Raise ConfigError if the ledger leaves out a row group that the train split lacks.
 
     `decisions`: see `Summary.quarantine`.
     """
@@ -51,7 +51,7 @@ def check(decisions: Iterable[Mapping[str, Any]], dataset: Dataset, ledger: Path
 
 
 def next_batch(loader: Loader, on_bad: str, again: Collection[int] = ()) -> Batch:
-    """The next batch; without rows, and with `bad`, where a row group must be left out.
+    """The next batch; without rows, and with `bad`, if a row group must be left out.
 
     `again`: row groups that an earlier life left out here. Raises BadRowGroup under on_bad "fail".
     """

@@ -117,7 +117,7 @@ class Recorder:
         lines: Sequence[Mapping[str, Any]] = (),
         events: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Record how this life begins, before its first step, and how the life before ended.
+        """Record how this life begins, before its first step, and how the previous life ended.
 
         `lines` and `events`, kept in memory, are added where log and ledger lack them.
         """
@@ -242,7 +242,7 @@ class Recorder:
             # not only by the pulse, whose listener may have been stopped too
             stalled_s = max(stall.seconds, time.monotonic() - self._stepped_at)
             emit("stall_end", step=step, seconds=round(stalled_s, 1))
-        if step > self.origin.step + 2:  # clocks of the step before; the first step warms up
+        if step > self.origin.step + 2:  # clocks of the previous step; the first step warms up
             seconds = step_s + line["data_wait_s"]
             for kind, about in self._stragglers.add(seconds, spent.busy_s):
                 emit(kind, step=step, **about)

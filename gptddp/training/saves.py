@@ -99,7 +99,7 @@ class Saves:
     def watch(self) -> None:
         """Record finished saves; report once when the storage fails or works again.
 
-        Raises Superseded where another life has replaced this one.
+        Raises Superseded if another life has replaced this one.
         """
         with self._watching:
             while saved := self.writer.poll():

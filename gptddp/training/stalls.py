@@ -58,14 +58,14 @@ class Stalls:
         pulse.expect(FIRST_S)
 
     def stepped(self, step_s: float) -> float:
-        """Add a step of so many seconds; return the median of the recent steps."""
+        """Add a step of this many seconds; return the median of the recent steps."""
         self._recent.append(step_s)
         self.usual_s = statistics.median(self._recent)
         pulse.expect(max(LEAST_S, min(4 * self.usual_s, self.usual_s + MARGIN_S)))
         return self.usual_s
 
     def silent(self, seconds: float) -> None:
-        """Look for a stall: this rank has made no progress for so long."""
+        """Look for a stall: this rank has made no progress for this long."""
         now, cpu = time.monotonic(), time.process_time()
         idle = cpu - self._cpu[1] < _IDLE * (now - self._cpu[0])
         self._cpu = now, cpu

@@ -160,7 +160,7 @@ class Proof:
         """`takeover`: still running, and may have the lease soon; None in a minority.
         `lease`: the proof for an earlier view that was not formed.
 
-        Raises Superseded where another process has taken the lease.
+        Raises Superseded if another process has taken the lease.
         """
         self.asked = asked
         self._lease = lease
@@ -177,7 +177,7 @@ class Proof:
         self._claim = Claim(run, world.job, world.life, known=True, patient=True, silent_s=silent_s)
 
     def held(self, seconds: float) -> Lease | None:
-        """The lease, if this process has it now; waits for so long at most."""
+        """The lease, if this process has it now; waits for this long at most."""
         if self._takeover:
             time.sleep(seconds)
             self._takeover.recorder()  # raises its error

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-_END_S = 30.0  # a finished run waits so long at most until the last steps are sent
+_END_S = 30.0  # a finished run waits this long at most until the last steps are sent
 
 log = logging.getLogger(__name__)
 

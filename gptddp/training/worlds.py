@@ -106,7 +106,7 @@ class Worlds:
     # -- into a world ------------------------------------------------------------------------------
 
     def _form(self) -> None:
-        """Form the world of the newest view. Raises LostPeer where a member of it is lost."""
+        """Form the world of the newest view. Raises LostPeer if a member of it is lost."""
         self._noticed = self._noticed or time.monotonic()
         live.phase("forming another world")
         self._life.clock.enter("other")

@@ -119,7 +119,7 @@ def _say_usage(error: click.ClickException) -> int:
 
 
 def _say_os_error(error: OSError) -> int:
-    """Print the error and return the exit code; silent where the reader of stdout is gone."""
+    """Print the error and return the exit code; silent if the reader of stdout is gone."""
     if error.filename:
         _say(f"error: {error.strerror}: {visible(error.filename)}")
         return 1
