@@ -192,10 +192,16 @@ def main() -> int:
         killed = kill_after(KILL_AT * args.seconds, run, job_dir / "status.json", job)
         code = job.wait()
     except KeyboardInterrupt:
-        return job.wait()  # it got the signal too, and prints how to continue
+        code = job.wait()  # it got the signal too, and has saved
+    if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        print("demo: stopped; the same command continues", file=sys.stderr)
+        return code
     if code:
         print(f"the job ended with exit code {code}; see {job_dir}/logs", file=sys.stderr)
         return code
+    if not summary.read(run).is_finished:  # another process has the job
+        print("demo: the other demo is not finished: wait for it, or give --dir", file=sys.stderr)
+        return 1
     complete = report(run, data, killed)
     samples(run)
     code = show(run, page)
@@ -208,3 +214,7 @@ if __name__ == "__main__":
         sys.exit(main())
     except GptddpError as error:
         sys.exit(f"demo: {error}")
+    except subprocess.CalledProcessError as error:  # its command has said why
+        sys.exit(error.returncode)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

@@ -23,6 +23,15 @@ from gptddp.files import exists, patiently
 if TYPE_CHECKING:
     from gptddp.config import Config
 
+# Like `gptddp train`, which shows that it loads torch, but without the seconds of an orderly exit.
+_TRAIN = """
+from gptddp.distributed.report import load_torch, shown
+with shown():
+    load_torch()
+    from gptddp.distributed.process import run
+    from gptddp.train import main
+    run(main)
+"""
 _say = partial(click.echo, err=True)
 
 
@@ -121,18 +130,18 @@ def _train_all(runs: "Mapping[str, Config]") -> dict[str, int]:
             continue
         args = to_args(given(config))
         _say(f"[{count}/{len(runs)}] {name}\n$ gptddp train {shlex.join(args)}")
-        command = [sys.executable, "-m", "gptddp.train", *args]
+        command = [sys.executable, "-c", _TRAIN, *args]
         # A new session: the terminal's Ctrl-C must reach the child only once, from here. The kernel
         # stops the child if this process is killed.
         tie = partial(CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         child = subprocess.Popen(command, start_new_session=True, preexec_fn=tie)
         try:
             code = child.wait()
-        except BaseException:  # Ctrl-C, or the SystemExit of a signal
+        except (KeyboardInterrupt, SystemExit) as ended:  # Ctrl-C, or another signal
             child.terminate()  # not SIGINT: it prints a traceback while Python imports
             child.wait()
             _say(f"stopped at {name}: the same command continues")
-            raise
+            sys.exit(ended.code if isinstance(ended, SystemExit) else 128 + signal.SIGINT)
         if code:
             failed[name] = code if code > 0 else 128 - code
     return failed

@@ -121,7 +121,7 @@ def wait_for_readers(recorder: Recorder | None, world: World, stop: StopFlag) ->
     They wait together: once the first pod exits, the operator deletes the others.
     """
     if recorder:
-        live.phase("waiting until the last numbers are read")
+        live.phase("waiting until Prometheus or the tracker has the last numbers")
         recorder.last_numbers()
     while True:
         flags = [recorder is not None and recorder.awaits_readers, stop.asked]
