@@ -68,7 +68,7 @@ def test_the_commands_that_it_ends_with_work_when_they_are_pasted(shown, capsys)
 
 def test_the_readme_shows_what_it_prints():
     """Headings, the words before figures, and the settings of the training."""
-    shown = (ROOT / "README.md").read_text().split("abridged:")[1].split("```")[1]
+    shown = (ROOT / "README.md").read_text().split("## The demo")[1].split("```")[1]
     code = (ROOT / "gptddp/demo.py").read_text()
     headings = re.findall(r"^== ([A-Z][^,:\n]*)", shown, re.M)
     results = re.findall(r"^([a-z ]+?)  +", shown, re.M)

@@ -135,7 +135,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_first_run(here, tmp_
         os, "access", lambda path, mode: path != tmp_path
     )  # root may write anywhere
     result = here("1e-3")
-    assert result.exit_code == 2 and f"{tmp_path} cannot be written" in result.stderr
+    assert result.exit_code == 2 and f"{tmp_path} is not writable" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["data", "run_dir", "metrics_port", "init_sha256", "betas"])

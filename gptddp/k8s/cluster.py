@@ -26,7 +26,7 @@ JOB = "PyTorchJob"
 FIELD_MANAGER = "gptddp-k8s"
 _CONNECT_S, _QUIET_S = 5.0, 30.0  # timeouts: to connect; between two bytes of an answer
 INSTALL_OPERATOR = (
-    "install the Kubeflow training operator v1.9, by `kubectl apply --server-side -k "
+    "install the Kubeflow training operator v1.9 with `kubectl apply --server-side -k "
     "github.com/kubeflow/training-operator/manifests/overlays/standalone?ref=v1.9.4`"
 )
 LogIn = Callable[[], tuple[Any, str]]
@@ -303,7 +303,7 @@ class Cluster:
     def _no_api_server(self, said: str) -> ClusterError:
         return ClusterError(
             f"{self.server} answers with {said}, unlike the API server of a cluster: is it the "
-            "right `server` in the kubeconfig, or is there a proxy or a login page before it?"
+            "right `server` in the kubeconfig, or is there a proxy or a login page in front?"
         )
 
 

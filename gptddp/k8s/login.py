@@ -139,7 +139,7 @@ def _credentials(entry: Any, cluster: Any) -> dict[str, Any]:
     for key in filter(user.get, _ACTS_AS):
         raise ClusterError(
             f"the user {name} of the kubeconfig acts for another (`{key}`), which the package "
-            "kubernetes cannot: use a context without, by --context"
+            "kubernetes does not support: use --context with a user without it"
         )
     for key in filter(user.get, ("tokenFile", "client-certificate", "client-key")):
         user[key] = os.path.join(folder, user[key])

@@ -190,7 +190,7 @@ CASES = [
     ("refused", refused("63 characters", "Service", 4), "services are refused: Error creating: 63"),
     ("no-operator", Facts(job(), [], (), NOW), "no training operator reacts to it"),
     ("no-operator", Facts(ELSEWHERE, [], (), NOW), "multikueue has not taken it up (spec."),
-    ("in-vain", made_again(5), "made 5 times in 60 s, and its container never started: OutOfc"),
+    ("in-vain", made_again(5), "created 5 times in 60 s, and its container never started: OutOfc"),
     ("in-vain", BACKED_OFF, "OutOfcpu: Node didn't have enough resource: cpu; run"),
     ("in-vain", made_again(5, "Started", "Normal", "spec.initContainers{a}"), "give no reason"),
     ("claim-missing", placed("persistentvolumeclaim not found", claims={"runs": None}, **CLAIM),

@@ -209,7 +209,7 @@ def scale(cluster: Cluster, name: str, replicas: int, say: Say) -> str:
         above = replicas > high
         bound = f"above the job's maximum, {high}" if above else f"below the job's minimum, {low}"
         raise ConfigError(
-            f"--replicas {replicas} is {bound}, set when its pods were started;"
+            f"--replicas {replicas} is {bound}, which was set when its pods were started;"
             f" `gptddp-k8s delete {name}{at}` and submit it with --{'max' if above else 'min'} "
             f"{replicas}: the run continues from its newest checkpoint"
         )

@@ -60,8 +60,8 @@ def own(cluster: Cluster, job: Object, say: Say) -> None:
     if wrong:
         command = key_command(name, cluster.kubectl)
         say(
-            f"warning: the Secret {name} with the key of the pods' rendezvous {wrong}. The pods use"
-            " it if it exists, and run without a key otherwise. For another key, delete the job and"
+            f"warning: the Secret {name} with the key of the pods' rendezvous {wrong}. Pods that"
+            " find no key in it run without a key. To add or change the key, delete the job and"
             f" submit it again; without the right to create Secrets, ask for `{command}` in between"
         )
 

@@ -27,8 +27,8 @@ def doctor(
 ) -> None:
     """Check what a cluster lacks for a job, with a fix for each problem.
 
-    It takes the options of `submit`, as each job needs other nodes and volumes.
-    Nothing is changed. Exit code 1: a check fails; a warning may need no fix.
+    It takes the options of `submit`, because each job needs different nodes and volumes.
+    Nothing is changed. Exit code 1: a check failed. A warning may need no fix.
 
     \b
     gptddp-k8s doctor --replicas 4 --gpus 8

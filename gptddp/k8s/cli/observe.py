@@ -30,7 +30,8 @@ def status(
     """Show a job's state, why it does not run, and its step.
 
     --watch shows a live screen until the job ends, or with -o json one object per line; Ctrl-C
-    does not stop the job. Exit code 102: there is no such job; else 0, with --watch as of `wait`.
+    does not stop the job. Exit code 102: there is no such job. Otherwise it is 0, or with --watch
+    the exit code of `wait`.
     """
     if watch:
         ctx.exit(_watch(cluster, name, every or 2.0, output))

@@ -140,7 +140,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=types.FOLDER,
             help=f"folder of local jobs [{LOCAL_DIR}]",
         ),
-        click.option("--local", is_flag=True, help="a job on this machine, not on a cluster"),
+        click.option("--local", is_flag=True, help="use the jobs of this machine, not a cluster"),
     ):
         chosen = option(chosen)
     return chosen

@@ -93,7 +93,7 @@ def load(options: dict[str, Any]) -> list[JobSpec]:
 def render(output: str, **options: Any) -> None:
     """Print the manifest of a job.
 
-    The same options give the same bytes. No cluster is asked.
+    The same options give the same bytes. No cluster is needed.
 
     \b
     gptddp-k8s render --replicas 4 -- --steps 1000 | kubectl apply -f -
@@ -161,10 +161,10 @@ def submit(
 
     The cluster is the one of kubectl's context. Repeating the command changes nothing. If a job of
     that name has other settings, the command prints the difference and exits. An ended job stays,
-    with its logs, unless --replace deletes it: its run continues from the newest checkpoint. Each
-    pod is a process on this machine with --local, until the job ends; repeat the command to
-    continue it. Memory limits and read-only mounts are not enforced there. Exit code 0: submitted
-    (with --wait or --local: succeeded), 100: failed, 124: timed out, 130: Ctrl-C.
+    with its logs, unless --replace deletes it: its run continues from the newest checkpoint. With
+    --local each pod is a process on this machine, and the command runs until the job ends; repeat
+    it to continue a stopped job. Memory limits and read-only mounts are not enforced there. Exit
+    code 0: submitted (with --wait or --local: succeeded), 100: failed, 124: timed out, 130: Ctrl-C.
 
     \b
     gptddp-k8s submit --replicas 4 -- --steps 1000

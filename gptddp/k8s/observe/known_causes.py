@@ -41,7 +41,7 @@ KNOWN = {
     "refused": Known(
         "the API server rejects the pods or their Services; `why` quotes it", _JOB),
     "no-operator": Known(
-        "no training operator has reacted to the job, or not the one in `runPolicy.managedBy`",
+        "the training operator, or the one named in `runPolicy.managedBy`, has not reacted",
         _OPERATOR),
     # a pod does not start
     "in-vain": Known(

@@ -80,8 +80,8 @@ def in_vain(facts: Facts) -> Iterator[Cause]:
         count = len({e["involvedObject"].get("uid") for e in about})
         if count > 2:
             text = (
-                f"it was made {count} times in {facts.now - event_time(about[0]):.0f} s, and its "
-                f"container never started: {_reason(facts, waiting.get(name), about)}"
+                f"it was created {count} times in {facts.now - event_time(about[0]):.0f} s, and "
+                f"its container never started: {_reason(facts, waiting.get(name), about)}"
             )
             yield cause(facts, "in-vain", text, name=name)
             return

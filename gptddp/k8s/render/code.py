@@ -20,7 +20,7 @@ from gptddp.launch import bundle
 from gptddp.launch.bundle import File
 
 MOST_IN_A_CONFIG_MAP = 700 << 10  # bytes of the archive: a third more in JSON, and 1 MiB at most
-MOST_CONFIG_MAPS = 12  # etcd holds them, which is not for more data
+MOST_CONFIG_MAPS = 12  # etcd stores them, and is not made for more data
 _LESS = (
     "let git ignore files that are no code, such as data and models, or name a smaller folder; for "
     "large libraries build an image"

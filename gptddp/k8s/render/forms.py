@@ -101,7 +101,7 @@ FROM_SECRET = Form(
     _like(ENV_FROM),
     "use NAME=SECRET/KEY, or SECRET for all its keys",
 )
-COMPANION = Form("a companion of a job", COMPANIONS.__contains__, f"use {', '.join(COMPANIONS)}")
+COMPANION = Form("an object beside a job", COMPANIONS.__contains__, f"use {', '.join(COMPANIONS)}")
 TOPOLOGY = Form(
     "a topology",
     _like("(required|preferred)=[^=]+|unconstrained"),

@@ -25,7 +25,7 @@ class PodOptions:
     """A cluster's requirements of its pods. Each field is a flag of `submit` and a key of [job]."""
 
     service_account: str | None = option(
-        None, "existing ServiceAccount of the pods [default: one of the job's own]", metavar="NAME"
+        None, "existing ServiceAccount of the pods [default: `submit` creates one]", metavar="NAME"
     )
     image_pull_secret: Texts = option(
         (), "Secret of the image's registry; repeatable", Kind.LIST, "SECRET"
@@ -54,7 +54,7 @@ class PodOptions:
     )
     without: Texts = option(
         (),
-        f"leave out a companion: {', '.join(COMPANIONS)}; repeatable",
+        f"do not create an object beside the job: {', '.join(COMPANIONS)}; repeatable",
         Kind.LIST,
         "KIND",
     )

@@ -128,7 +128,7 @@ def _gpus(spec: JobSpec, job: Object) -> Iterator[Found]:
         )
     for name in limits:
         if re.fullmatch(_GPU, name) and (name != spec.gpu_resource or count != spec.gpus):
-            rule = f"{limits[name]} of it, of which the job would use {spec.gpus}"
+            rule = f"a pod has {limits[name]}, and the job would use {spec.gpus}"
             fix = f"use --gpus N --gpu-resource {name}"
             yield f"{_CONTAINER}.resources.limits[{name}]", rule, fix
 

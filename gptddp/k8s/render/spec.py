@@ -83,8 +83,8 @@ class JobSpec:
     )
     topology: str | None = _f(
         None,
-        "nodes for Kueue to choose: required=LABEL: with the same value of this label; "
-        "preferred=LABEL; unconstrained",
+        "nodes that Kueue chooses: required=LABEL (all with the same value of this label), "
+        "preferred=LABEL or unconstrained",
         metavar="WISH",
     )
     pod: PodOptions = PodOptions()
