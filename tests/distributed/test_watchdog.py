@@ -53,7 +53,7 @@ stuck()
     process.send_signal(signal.SIGTERM)
     code, out, err = ended(process)
     assert (code, out) == (128 + number, b"stuck heard")
-    assert err.decode().startswith("gptddp: left 1.") and signal.Signals(number).name in str(err)
+    assert err.decode().startswith("gptddp: exits 1.") and signal.Signals(number).name in str(err)
 
 
 def test_a_failing_or_hanging_callback_does_not_block_the_exit(watched):
