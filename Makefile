@@ -13,7 +13,7 @@ $(VENV)/.done: pyproject.toml image/constraints.txt image/make-venv image/no-gpu
 	image/make-venv "$(PYTHON)" "$(VENV)" train,k8s,report,dev
 	@touch $@
 
-demo: venv  ## train on four local pods, kill one, see it learn to write: within four minutes
+demo: venv  ## train on four local pods, kill one, see it learn to write: about four minutes
 	$(BIN)/python -m gptddp.demo
 
 # A file's tests run in one process, and share what the file has made. Only a test whose claim is about
