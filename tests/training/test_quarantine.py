@@ -143,8 +143,8 @@ def test_fail_is_the_default_and_names_the_way_out():
     assert caught.value.group in BAD and caught.value.exit_code == 2
     assert str(caught.value) == (
         f"train/{caught.value.group:05}.parquet, row group {caught.value.group}: bad page checksum "
-        "(2 attempts within 0 s); put the file back from a copy, or prepare the data again, or go "
-        "on without it: --on-bad quarantine"
+        "(2 attempts within 0 s); put the file back from a copy, or prepare the data again, or "
+        "train without it: --on-bad quarantine"
     )
 
 

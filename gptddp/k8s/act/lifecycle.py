@@ -15,7 +15,7 @@ from gptddp.errors import ConfigError
 from gptddp.k8s.act import queueing
 from gptddp.k8s.act.failure import AGAIN, says
 from gptddp.k8s.cluster import JOB, Cluster, if_allowed
-from gptddp.k8s.exit_codes import ClusterError
+from gptddp.k8s.exit_codes import ClusterError, NotFoundError
 from gptddp.k8s.objects import (
     Object,
     argument,
@@ -98,7 +98,7 @@ def delete(cluster: Cluster, name: str, job: Object | None, say: Say) -> Iterato
     if not gone and not remains(cluster, name):
         if job is not None:  # its deletion met a conflict
             what = f"the job {name} was replaced by a new one of its name at the same moment"
-            raise ClusterError(f"{what}\n  nothing was deleted; {AGAIN}")
+            raise NotFoundError(f"{what}\n  nothing was deleted; {AGAIN}")
         raise cluster.not_found(name)
 
 
