@@ -60,6 +60,7 @@ class Owners:
     world_size: int = 0
     began: float = 0.0  # unix seconds, on rank 0
     follows_fault: bool = False
+    beside_s: float = 0.0  # its first seconds, in which another job still had the run
     phases: dict[str, list[float]] = field(default_factory=dict)  # the last recorded ones
     stop_time: float | None = None  # of an orderly end
     noticed: float | None = None  # of another end: a survivor noticed it, or the last step ended
@@ -119,6 +120,9 @@ class Owners:
         same_job = bool(start.get("restarts")) or start.get("source") == "memory"
         fault = self.generation > 0 and (self.stop_time is None or same_job)
         self.seconds = self.so_far(began, int(start["world_size"]), fault)
+        beside_s = self._ended() - began if self.generation else 0.0
+        # else a clock has jumped
+        self.beside_s = beside_s if 0 < beside_s <= float(start.get("seconds") or 0.0) else 0.0
         self.generation, self.world_size = start["generation"], int(start["world_size"])
         self.began, self.follows_fault = began, fault
         redo_until = max(redo_until, int(start.get("step") or 0) + int(start.get("redo") or 0))
@@ -136,6 +140,8 @@ class Owners:
         """
         seconds = dict.fromkeys(OWNERS, 0.0) | self.seconds
         for phase, row in self.phases.items():
+            if phase == "init":
+                row = [max(0.0, it - self.beside_s) for it in row]
             seconds[owner_of(phase, self.follows_fault)] += sum(row)
         of_0 = _of_rank(self.phases, 0)
         # a rank that began later than rank 0 was still starting or joining
@@ -156,12 +162,16 @@ class Owners:
             owner = "redone" if 0 < self.last_step <= self.redo_until else "training"
         seconds[owner] += spent * self.world_size
         if until is not None:
-            ended = (self.noticed if self.stop_time is None else self.stop_time) or phases_end
             # by two clocks, which may differ and jump
-            gaps = [gap for gap in (until - ended, until - phases_end - spent) if gap >= 0]
+            gaps = [gap for gap in (until - self._ended(), until - phases_end - spent) if gap >= 0]
             stopped = self.stop_time is not None and not fault
             seconds["stopped" if stopped else "recovery"] += min(gaps, default=0.0) * world_size
         return seconds
+
+    def _ended(self) -> float:
+        """Unix seconds of its end, else of its last recorded phases."""
+        ended = self.noticed if self.stop_time is None else self.stop_time
+        return ended or self.began + _of_rank(self.phases, 0)
 
     def _until(self, ended: float, phases_end: float, most: float = math.inf) -> float:
         """Seconds from the recorded phases to the end of the life."""

@@ -226,6 +226,15 @@ def test_each_world_of_a_life_has_its_own_phases():
     assert owned_by(ONE["start"], away, back, late, soon) == wanted
 
 
+def test_a_job_that_waits_for_another_takes_no_time_of_the_run():
+    """It waits for 12 s beside the job that has the run, and for 5 s more."""
+    killed = LOST | {"phases": ONE["phases"], "since_s": 8.0, "survived": False}
+    other = life(2, 1018.0, 2, init=17.0, step=5.0)
+    stop = {"event": "stop", "generation": 2, "time": 1040.0, "phases": other["phases"]}
+    found = owned_by(ONE["start"], killed, other["start"], stop)
+    assert found == {"training": 56 + 10, "start": 4, "reload": 2 * 5}
+
+
 @pytest.mark.parametrize(
     ("marks", "owner"),
     [({}, "stopped"), ({"source": "memory"}, "recovery"), ({"restarts": 1}, "recovery")],
