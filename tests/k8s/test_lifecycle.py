@@ -8,7 +8,7 @@ from support.manifests import worker
 from support.writable_api_server import job, submit
 
 from gptddp.k8s.act import lifecycle
-from gptddp.k8s.cluster import connect
+from gptddp.k8s.cluster import Cluster, connect
 from gptddp.k8s.render import manifest
 
 OURS = manifest.labels("demo") | {"training.kubeflow.org/job-name": "demo"}
@@ -36,6 +36,21 @@ def test_delete_removes_the_job_and_its_objects(api, k8s, tmp_path):
     assert "demo in the claim runs" in result.stderr
     assert api.writes == ["delete PyTorchJob"] and api.all() == [("ServiceAccount", "default")]
     assert k8s("delete", "demo").exit_code == 102
+
+
+def test_a_job_that_another_delete_removed_first_is_not_there(api, k8s, monkeypatch):
+    """Exit code 102 and the usual message, not that of a job that was replaced."""
+    submit(k8s)
+    real = Cluster.delete
+
+    def late(cluster, kind, name, uid=None):
+        api.remove("PyTorchJob", "demo")
+        api.collect_garbage()
+        return real(cluster, kind, name, uid)
+
+    monkeypatch.setattr(Cluster, "delete", late)
+    result = k8s("delete", "demo")
+    assert result.exit_code == 102 and "no PyTorchJob demo in the namespace" in result.stderr
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["job", "no job"])

@@ -96,7 +96,7 @@ def delete(cluster: Cluster, name: str, job: Object | None, say: Say) -> Iterato
                 yield resource(kind, it["metadata"]["name"])
                 gone += 1
     if not gone and not remains(cluster, name):
-        if job is not None:  # its deletion met a conflict
+        if cluster.get(JOB, name) is not None:
             what = f"the job {name} was replaced by a new one of its name at the same moment"
             raise NotFoundError(f"{what}\n  nothing was deleted; {AGAIN}")
         raise cluster.not_found(name)
