@@ -120,7 +120,7 @@ def _train_all(runs: "Mapping[str, Config]") -> dict[str, int]:
     from gptddp.distributed.process import PR_SET_PDEATHSIG
     from gptddp.flags import given, to_args
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
             signal.signal(number, lambda number, frame: sys.exit(128 + number))
     failed = {}
@@ -137,11 +137,11 @@ def _train_all(runs: "Mapping[str, Config]") -> dict[str, int]:
         child = subprocess.Popen(command, start_new_session=True, preexec_fn=tie)
         try:
             code = child.wait()
-        except (KeyboardInterrupt, SystemExit) as ended:  # Ctrl-C, or another signal
+        except BaseException:  # the SystemExit of a signal
             child.terminate()  # not SIGINT: it prints a traceback while Python imports
             child.wait()
             _say(f"stopped at {name}: the same command continues")
-            sys.exit(ended.code if isinstance(ended, SystemExit) else 128 + signal.SIGINT)
+            raise
         if code:
             failed[name] = code if code > 0 else 128 - code
     return failed

@@ -40,7 +40,7 @@ def begin(spawn, given):
 
 
 @pytest.fixture
-def here(given):
+def here(given, train_here):
     """here(rates, *flags): the result of a sweep in this process, where it trains nothing."""
     return lambda rates, *flags: CliRunner().invoke(cli, given(rates, *flags))
 
@@ -55,7 +55,7 @@ def test_a_sweep_that_is_stopped_and_given_again_is_as_an_undisturbed_one(
     until(lambda: last_step(stopped) > 0, why=lambda: first.poll())
     first.send_signal(signal.SIGINT)
     _, err = first.communicate(timeout=60)
-    assert first.returncode == 130 and "stopped at lr-3e-3" in err
+    assert first.returncode == 130 and "stopped at lr-3e-3" in err and "Aborted" not in err
     assert 0 < last_step(stopped) < 100, "it was to be stopped in the middle"
 
     again = begin("1e30,3e-3")

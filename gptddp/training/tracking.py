@@ -48,10 +48,10 @@ class Tracking:
     @property
     def busy(self) -> bool:
         """Is the process still sending, within the time limit? Past it, a warning."""
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None or self._process.poll() is not None or not self._until:
             return False
-        if (busy := time.monotonic() < self._until) or not self._until:
-            return busy
+        if time.monotonic() < self._until:
+            return True
         again = f"gptddp track {self._run_dir} --to {self._to}"
         log.warning("%s does not answer; `%s` sends the missing steps", self._to, again)
         self._process = None
