@@ -1,9 +1,11 @@
 """The `gptddp` command. Commands import what they need when they run, so that --help is quick."""
 
+import contextlib
 import csv
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(f"gptddp needs the package {error.name}: pip install 'gptddp[train]'")
 
-from gptddp import __version__, units
+from gptddp import __version__, live, units
 from gptddp.click_types import HELP, Summaries
 from gptddp.config import TRACKERS
 from gptddp.distributed.report import load_torch, shown
@@ -55,6 +57,14 @@ class _Group(Summaries):
 @click.version_option(__version__, prog_name="gptddp")
 def cli() -> None:
     """Pre-train GPT language models with PyTorch DDP."""
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Show on a terminal what the command reads, until the block ends."""
+    with shown():
+        live.phase(f"reading {what}", drawn_only=True)
+        yield
 
 
 def _run_dir(run: Path) -> Path:
@@ -137,7 +147,8 @@ def checkpoints(
             step = export(_run_dir(run), out, data, step)
         click.echo(f"step {step} is exported to {out}", err=True)
         return
-    found = list_checkpoints(_run_dir(run), full=verify)
+    with _reading("the checkpoints"):
+        found = list_checkpoints(_run_dir(run), full=verify)
     for it in found:
         size = units.size(it.nbytes)
         click.echo(visible(f"{it.name:32} {it.state:12} {size:>10}  {it.reason}".rstrip()))
@@ -237,7 +248,8 @@ def fingerprints(ctx: click.Context, run_a: Path, run_b: Path) -> None:
     from gptddp.fingerprints import compare, describe
     from gptddp.run.log_check import not_whole
 
-    result = compare(_run_dir(run_a), _run_dir(run_b))
+    with _reading("both logs"):
+        result = compare(_run_dir(run_a), _run_dir(run_b))
     for it in (result.a, result.b):
         if it.wrong:
             click.echo(visible_lines(not_whole(it.run, it.wrong)), err=True)
@@ -266,9 +278,10 @@ def report(runs: tuple[Path, ...], out: Path, watch: bool) -> None:
     gptddp report runs/first
     gptddp report runs/undisturbed runs/killed --out both.html
     """
-    from gptddp.report import page
+    with _reading(units.many(len(runs), "run")):
+        from gptddp.report import page
 
-    nbytes, states = page.report([_run_dir(run) for run in runs], out)
+        nbytes, states = page.report([_run_dir(run) for run in runs], out)
     click.echo(f"{units.size(nbytes)}, of {units.many(len(states), 'run')}:", err=True)
     click.echo(visible(out))
     if watch:
@@ -291,13 +304,14 @@ def runs(folders: tuple[Path, ...], output: str) -> None:
     \b
     gptddp runs runs
     """
-    from gptddp.report import side_by_side
+    with _reading("the runs"):
+        from gptddp.report import side_by_side
 
-    found = {it.resolve(): it for folder in folders for it in side_by_side.find(folder)}
-    if not found:
-        where = " and ".join(map(str, folders))
-        raise ConfigError(f"{where}: no run was found: give a folder with run directories")
-    table = side_by_side.side_by_side(list(found.values()))
+        found = {it.resolve(): it for folder in folders for it in side_by_side.find(folder)}
+        if not found:
+            where = " and ".join(map(str, folders))
+            raise ConfigError(f"{where}: no run was found: give a folder with run directories")
+        table = side_by_side.side_by_side(list(found.values()))
     if output == "text":
         click.echo(side_by_side.as_text(table, shutil.get_terminal_size((0, 0)).columns))
     elif output == "json":

@@ -136,6 +136,17 @@ def test_who_needs_torch_says_so_at_once(tmp_path, command):
     assert result.stderr.startswith("[0.0 s] loading torch\n")
 
 
+@pytest.mark.parametrize(
+    "command", [["report", "{}"], ["runs", "{}"], ["checkpoints", "{}"], ["fingerprints"] + ["{}"] * 2]
+)  # fmt: skip
+def test_a_terminal_shows_that_a_command_reads_runs(tmp_path, command):
+    """Logs and checkpoints may be large: the command is not silent while it reads them."""
+    (tmp_path / "ledger.jsonl").touch()
+    screen = Terminal(GPTDDP, *(it.format(tmp_path) for it in command))
+    screen.until(r"reading [\w ]+ 0 s\r")
+    screen.end()
+
+
 @pytest.mark.parametrize("closed", ["1", "2"])
 def test_a_closed_output_ends_no_training(train, closed):
     """As by `2>&-`, which leaves Python no stderr."""
