@@ -85,7 +85,7 @@ def _pods(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _world_size(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Every worker process needs its own lane, or the pods refuse to train."""
+    """At most `--lanes` worker processes: each reads its own stream of the dataset."""
     lanes = config.with_preset(spec.train, accelerator=spec.gpus > 0).lanes
     pods, nproc = spec.max or 0, spec.nproc_per_node or 0
     if min(pods, nproc) < 1 or pods * nproc <= lanes:
@@ -144,7 +144,7 @@ def _memory(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _grace(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """A step and a checkpoint fit between SIGTERM and SIGKILL."""
+    """Pods have `--grace-s`, at least 10 s, from SIGTERM to SIGKILL for a checkpoint."""
     seconds = int(_pod_spec(job).get("terminationGracePeriodSeconds", 30))
     least = max(_LEAST_GRACE_S, spec.grace_s)
     if seconds < least:
@@ -153,7 +153,7 @@ def _grace(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _places(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Job options set the dataset and the run; --init-from is a path in the pods."""
+    """After `--` there is no `--data` or `--run-dir`; `--init-from` is a path in the pods."""
     if spec.train.data:
         fix = "name its claim before the --, as --data CLAIM/PATH, or `data` under [job]"
         yield "--data after --", "the job mounts the dataset itself", fix
@@ -203,7 +203,7 @@ def _containers(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _claims(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """A claim is in one volume, or the pod hangs; the runs volume is shared and writable."""
+    """A claim is in only one volume, or the pod hangs; the runs volume is shared and writable."""
     found = list(volume_claims(_pod_spec(job)))
     for number, (name, claim) in enumerate(found):
         first = next((one for one, other in found[:number] if other == claim), None)
@@ -237,7 +237,7 @@ def _dns(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _words(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Text fields have a value that the operator and torchrun know."""
+    """`restartPolicy`, `cleanPodPolicy` and `elasticPolicy` have values that work."""
     policy = job["spec"].get("elasticPolicy") or {}
     for field, words in _WORDS.items():
         if (value := patch.value_at(job, field)) not in (None, *words):
@@ -251,7 +251,7 @@ def _words(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _queue(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Kueue needs its label on the job, and stops a job whose number of pods changes."""
+    """`--priority` and `--topology` need `--queue`; a queued job has no autoscaler."""
     labels = job["metadata"].get("labels") or {}
     for option in ("priority", "topology"):
         if getattr(spec, option) is not None and QUEUE not in labels:
