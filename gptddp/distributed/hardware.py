@@ -103,8 +103,11 @@ def machine(device: torch.device | None) -> str:
     return f"{kind} ({capability}), torch {torch.__version__}{''.join(switches)}"
 
 
-def numerics(device: torch.device) -> dict[str, Any]:
-    """`precision`, `matmul`, `attention` and `threads` for a new run on this machine."""
+def numerics(device: torch.device, precision: str | None = None) -> dict[str, Any]:
+    """`precision`, `matmul`, `attention` and `threads` for a new run on this machine.
+
+    `precision`: as given by the user. With AMX, oneDNN is for bf16 only: see `use`.
+    """
     if device.type == "cuda":
         fast = torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere or newer
         found = {"precision": "bf16" if fast else "fp32", "matmul": "tf32", "attention": "fused"}
@@ -112,7 +115,8 @@ def numerics(device: torch.device) -> dict[str, Any]:
         cpu = cpu_info()
         amd = cpu.get("vendor_id") == "AuthenticAMD"
         amd_bf16 = amd and "avx512_bf16" in cpu.get("flags", "").split()
-        found = _WITH_AMX if cpu_has_amx() else _AMD if amd_bf16 else _WITHOUT
+        amx = cpu_has_amx() and precision != "fp32"
+        found = _WITH_AMX if amx else _AMD if amd_bf16 else _WITHOUT
     return {**found, "threads": torch.get_num_threads()}
 
 

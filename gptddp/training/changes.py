@@ -31,7 +31,8 @@ def resolve(config: Config, world: World, run: Config | None) -> Config:
 
 
 def _closed(config: Config, world: World) -> Config:
-    open_ = {k: v for k, v in numerics(world.device).items() if getattr(config, k) is None}
+    chosen = numerics(world.device, config.precision)
+    open_ = {k: v for k, v in chosen.items() if getattr(config, k) is None}
     config = dataclasses.replace(config, **open_)
     return with_preset(config, accelerator=world.device.type != "cpu")
 
