@@ -16,18 +16,19 @@ from gptddp.distributed.hardware import machine
 
 DOCS = Path(__file__).parents[2] / "docs/faults.md"
 STEP = "the others retry the step in flight"
+RESUME = "training resumes from the newest checkpoint"
+LEASE = "[lease](internals.md#the-lease-one-job-at-a-time)"
 # The rows of the summary: what breaks, what happens ("": the last part of what was measured), the
 # numbers of the faults that it sums up, and words that are in all of them.
 SUMMARY = [
     ("A worker process is killed", STEP, (1, 19, 38), "killed"),
     ("A pod is killed", STEP, (2, 3, 4, 35), ": retry"),
-    ("Several pods are killed one after another", STEP, (8,), "retry"),
-    ("The last of several pods is killed", "training resumes from its last commit", (8,), "resume"),
-    ("All pods are killed at once", "training resumes from the newest checkpoint", (4, 6),
-     "all pods"),
+    ("Several pods, but not all, are killed one after another", STEP, (8,), "retry"),
+    ("All pods are killed one after another", RESUME, (8,), "resume"),
+    ("All pods are killed at once", RESUME, (4, 6), "all pods"),
     ("A pod or a network link falls silent", "the majority continues without it", (13, 15, 17),
      "dropped"),
-    ("Half of the pods fall silent", "the half that gets the run's lease continues", (13, 17),
+    ("Half of the pods fall silent", f"the half that gets the run's {LEASE} continues", (13, 17),
      "lease"),
     ("Pods are added or removed", "all finish the step and continue", (30, 10), ""),
     *((f"Random kills every {every} s", "", (7,), f"every {every} s")

@@ -102,7 +102,7 @@ def test_a_successor_may_come_later(job, strike, which, back_s):
     with strike(job, *gone, which, stays=True, number=2):
         job.kill(which, back_s=math.inf)
     job.wait(back_s)
-    back = f"{name} is back after {back_s} s", "joins; seconds include its start"
+    back = f"{name} is back after {back_s} s", "joins; seconds until it trains"
     with strike(job, *back, before=3, world=4):
         job.bring_back(which)
 

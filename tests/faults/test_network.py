@@ -211,7 +211,8 @@ def test_names_that_do_not_resolve_for_a_while(job, hosts, measured):
     job.wait(seconds)
     with job.fault() as fault:
         hosts.write_text(HOSTS)
-    measured(f"the rendezvous name unresolved for {seconds} s", fault, "waits")
+    happens = "waits; seconds until it trains"
+    measured(f"the rendezvous name unresolved for {seconds} s", fault, happens)
     assert (fault.redone, fault.lives) == (0, 0)
 
 

@@ -123,7 +123,7 @@ def test_a_save_outlives_its_worker(saving, strike):
     """Rank 0 is killed in the middle of it: its pod's saver commits it."""
     saving.steady()
     which, what = saving.by_rank(0), "rank 0's worker killed during a commit"
-    with strike(saving, what, "its pod commits; retry", which):
+    with strike(saving, what, "its saver commits; retry", which):
         saving.until(saving.order(which, "save").exists)
         saving.began = time.time()
     assert "is saved, after the end of its rank 0" in saving.pods[which].log.read_text()
@@ -154,7 +154,8 @@ def test_the_end_may_be_killed_twice(saving, measured, ends_undisturbed):
     saving.kill_at("finish")
     ends_undisturbed(saving)
     fault = Fault(time.time() - began)
-    measured("rank 0's pod killed before and after the last commit", fault, "finishes once")
+    what = "rank 0's pod killed before and after the last commit"
+    measured(what, fault, "finishes once; seconds to the end")
 
 
 # -- the last of several ---------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def test_the_last_of_several_pods_saves_what_it_holds(three, measured, apart_s, 
         with three.fault() as fault:
             three.bring_back(*order)
         what = f"all three pods killed {apart_s} s apart"
-        measured(what, fault, "resume from its last commit")
+        measured(what, fault, "resume; seconds from the pods' return")
         print(f"{apart_s} s apart: {fault.redone} steps of {step_s:.2f} s done again")
         assert fault.redone * step_s <= 2 * LONE_S
 

@@ -89,10 +89,10 @@ def test_a_stranger_neither_joins_nor_holds_up_a_recovery(job, jobs, strike):
     another.hold(0, 1, 2, 3)
     with stranger(job):
         happens = "retry"
-        with strike(job, "a worker killed, a stranger at all ports", happens, 3):
+        with strike(job, "a worker killed, a stranger connects to all ports", happens, 3):
             job.shoot(3)
         another.tick()
-        with strike(job, "a pod killed, a stranger at all ports", happens, 1):
+        with strike(job, "a pod killed, a stranger connects to all ports", happens, 1):
             job.kill(1)
             another.tick()
     assert another.pid(4)
