@@ -18,7 +18,7 @@ ABOUT = {
     "evaluation": "measuring the validation loss",
     "checkpoint": "the part of a save that stops training, and the last save before a stop",
     "redone": "steps done again, because the result of the first time was lost",
-    "detection": "from the last finished step until a fault was noticed",
+    "detection": "from the last agreement of all ranks until a survivor noticed the loss",
     "recovery": "from then until all remaining ranks, and new ones, had the state",
     "reload": "a start after a fault, until its first step was done",
     "start": "the first start, or one after a stop, until its first step was done",

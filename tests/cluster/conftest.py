@@ -105,11 +105,11 @@ class Namespace(Cluster):
         return objects
 
     def remove(self) -> None:
-        """The next test does not wait for it; the end of the session does, see `cluster`."""
+        """Delete it in the background; only the end of the session waits for it, see `cluster`."""
         self.removals.append(self.background.submit(self._remove))
 
     def _remove(self) -> None:
-        # a namespace whose pods are gone is deleted at once, not at the controller's second look
+        # the controller deletes a namespace at once if its pods are gone, and else at a second try
         self.kubectl("delete", "pytorchjobs,jobs", "--all")
         self.kubectl("delete", "pods", "--all", "--grace-period=1")
         self.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", "--wait=false")
@@ -139,7 +139,7 @@ def _cluster(request, tmp_path_factory) -> Cluster:
         if not shutil.which("kubectl"):
             pytest.fail("kubectl is not installed: https://kubernetes.io/docs/tasks/tools")
         return Cluster(Path(given).resolve(), kind=False)
-    if not os.environ.get("GPTDDP_CI"):  # .ci/run has just done so
+    if not os.environ.get("GPTDDP_CI"):  # .ci/run has just started it
         with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             if subprocess.run([HERE / "up"]).returncode:
                 pytest.exit("there is no cluster to test on: the reason is above", returncode=1)
@@ -159,7 +159,7 @@ def new_namespace(cluster):
 
 @pytest.fixture
 def namespace(cluster) -> Iterator[Namespace]:
-    """A namespace of this test alone; it and what it holds go with the test."""
+    """A namespace for this test alone; it is deleted after the test, with all objects in it."""
     made = Namespace(cluster)
     yield made
     made.remove()
@@ -179,7 +179,7 @@ def load_image(cluster):
         subprocess.run(build, input=dockerfile, check=True, capture_output=True, text=True, env=env)
         load = [HERE / "modules/load-image", tag, *cluster.workers()]
         subprocess.run(load, check=True, capture_output=True)
-        # the nodes have it; on this machine that name stays the registry's
+        # the nodes have it; on this machine the name stays free for the registry's image
         subprocess.run(["docker", "rmi", "--no-prune", tag], capture_output=True)
 
     return load

@@ -1,4 +1,4 @@
-"""What kubectl builds of our folders, and what the nodes share."""
+"""kubectl builds our kustomize folders, and the nodes of the kind cluster share a folder."""
 
 import subprocess
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_kustomize_folders_build(cluster, folder):
     assert done.returncode == 0, done.stderr
     names = {o["kind"] for o in yaml.safe_load_all(done.stdout)}
     assert {"Namespace", "PersistentVolumeClaim"} <= names
-    if folder.endswith("kind"):  # the claims of others differ from those there, which are fixed
+    if folder.endswith("kind"):  # claims cannot change, and those of other folders differ
         cluster.kubectl("apply", "--dry-run=server", "-k", str(ROOT / folder))
 
 
@@ -29,8 +29,8 @@ def test_all_nodes_share_a_folder():
     assert len({m["hostPath"] for n in kind["nodes"] for m in n["extraMounts"]}) == 1
 
 
-def test_the_component_of_monitoring_builds(cluster, tmp_path):
-    """In a kustomization with our namespace, as docs/alerts.md has it."""
+def test_the_monitoring_component_builds(cluster, tmp_path):
+    """kubectl builds it in the kustomization of docs/alerts.md, with our namespace."""
     page = (ROOT / "docs/alerts.md").read_text()
     text = page.split("```yaml\n")[1].split("```")[0]
     for name in ("k8s/base", "k8s/components/monitoring"):

@@ -1,4 +1,4 @@
-"""Own code on a real cluster: edited, submitted, trained with, and not changed behind a job."""
+"""Own code on a real cluster: a job trains with it, and never with code that others put there."""
 
 import base64
 import os
@@ -22,9 +22,9 @@ MARK = '\nprint("this is the {} edit", flush=True)\n'
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """own(word, nbytes): a folder with one module of ours, whose import says the word, and a file.
+    """own(word, nbytes): --code of a folder with a file, and our module that prints the word.
 
-    Of 800 kB it takes two ConfigMaps.
+    With a file of 800 kB the folder needs two ConfigMaps.
     """
     folder = tmp_path_factory.mktemp("own")
     module = Path(gptddp.__file__).parent / "model/gpt.py"
@@ -55,9 +55,9 @@ def starts(job):
     return [event for event in read_ledger(job.run) if event["event"] == "start"]
 
 
-def test_an_edit_is_trained_with_at_once_and_is_in_the_books(job, own):
-    """Refused as another job, with the file; after a delete the run goes on with the new code. The
-    ledger has the change, and each checkpoint its code. From delete to step: seconds."""
+def test_edited_code_runs_after_a_new_submit_and_is_recorded(job, own):
+    """Edited code is refused as another job. After a delete, the run continues with it within a
+    minute. The ledger records the change, and each checkpoint its code."""
     assert "this is the first edit" in job.cli("logs").stdout
     edited = own("second")
     refused = job.submit(*JOB, edited, "--", *FLAGS, code=2)
@@ -69,7 +69,7 @@ def test_an_edit_is_trained_with_at_once_and_is_in_the_books(job, own):
     line = job.reach(before, world_size=2, after=max(job.lives()))
     took_s = line["time"] - began
     print(f"from delete over submit to the first step: {took_s:.1f} s")
-    assert took_s < 60  # of pods on processors that do much else
+    assert took_s < 60  # the processors of the pods have other work
     text = job.cli("logs").stdout
     assert "this is the second edit" in text and "code: own code " in text
 
@@ -87,14 +87,14 @@ def test_an_edit_is_trained_with_at_once_and_is_in_the_books(job, own):
 
 
 def test_a_sample_is_made_by_the_code_of_the_job(job):
-    """The Job of a sample lays the same archive over the image."""
+    """The Job of `sample` unpacks the code of the training job over the image."""
     sampled = cli(job.namespace, "sample", job.name, "--prompt", "import", "--tokens", "3")
     assert "this is the second edit" in sampled.stdout
 
 
-def test_a_pod_that_comes_later_runs_the_code_of_the_job_or_none(job):
-    """A killed pod has the same code again. Where somebody has put other code in its place the pod
-    does not run it, and the job fails with the reason; the owner gone, no code is left."""
+def test_a_new_pod_runs_the_submitted_code_or_none(job):
+    """A pod that replaces another runs the same code. If somebody has put other code in its place,
+    the pod does not run it, and the job fails with the reason. The code is deleted with the job."""
     job.recover(lambda: job.namespace.kubectl("delete", "pod", "own-worker-1"), world_size=2)
     assert len({event["code"] for event in starts(job)[1:]}) == 1
     (config_map,) = job.namespace.get("configmap", "-l", "app.kubernetes.io/component=code")

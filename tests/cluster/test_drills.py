@@ -1,9 +1,9 @@
-"""One job of four pods on two nodes, hit by everything that happens to pods and nodes.
+"""One job of four pods on two nodes, hit by faults of pods and nodes.
 
-The tests run in the order of this file on one job, and each leaves it whole again. What a fault
-costs are the seconds without a step, beyond what a step takes: once when ranks are lost, and once
-when they are back. A table of all of them is printed at the end. No process ends but those that
-were hit. The last test compares what was trained with a run that nobody disturbed.
+The tests run in the order of this file on one job, and after each the job has all its pods. The
+cost of a fault is the time without a step, beyond what a step takes: once when ranks are lost, and
+once when they are back. A table of all costs is printed at the end. Only the processes that a fault
+hits may end. One of the last tests compares the run with an undisturbed one.
 """
 
 import os
@@ -22,20 +22,20 @@ from support.waiting import until
 
 from gptddp.run.history import history, read_ledger
 
-LONG_S = 300  # several times what any of it takes
-QUIET = 8.0  # the load of this machine with nothing but this job, nearly
-# Without a step, beyond its own seconds: one try, and the median of all that are to be at once.
+LONG_S = 300  # several times what the slowest wait takes
+QUIET = 8.0  # about the load average of this machine with this job alone
+# Limits of the seconds without a step: of one try, and of the median of losses noticed at once.
 AT_ONCE, DEAD_S, SILENT_S, TIE_S, MEDIAN_S = 3.0, 9.0, 8.0, 25.0, 1.0
 FLAGS = ["--preset=tiny", "--eval-every=100000", "--log-every=10"]
-# The bits depend on the threads, and pods have other CPUs than this machine; the rate is to be that
-# of any number of steps. One process does the steps that are compared bit for bit in a minute.
+# The bits depend on the threads, and pods have other CPUs than this machine. The learning rate must
+# not depend on the number of steps. One process does the steps that are compared in a minute.
 FLAGS += ["--threads=1", "--final-lr=1", "--batch=12"]
 BITS = 200
 
 
 @pytest.fixture(scope="module")
 def recoveries():
-    """What each kind of fault has cost, printed when all is done."""
+    """The costs of each kind of fault, printed at the end."""
     found = defaultdict(list)
     yield found
     print("\n\nseconds without a step at a loss; of these, the pause; the same at the return;")
@@ -49,9 +49,9 @@ def recoveries():
 
 @pytest.fixture(scope="module")
 def job(prepared, recoveries):
-    """A long job of four pods: the model `tiny` as it is, a step takes half a second here.
+    """A long job of four pods with the preset `tiny`; a step takes half a second here.
 
-    Its checkpoints are an hour apart: what a fault leaves is in the memory of the survivors.
+    Its checkpoints are an hour apart, so after a fault the state comes from survivors.
     """
     it, at = Job(prepared, "drill"), time.time()
     # Two such pods fill a node of two CPUs, beside what its own pods ask for.
@@ -65,12 +65,12 @@ def job(prepared, recoveries):
 
 @pytest.fixture(scope="module")
 def recover(job, recoveries):
-    """recover(what, fault, limit_s, **of Job.recover): noted, and no more than that many seconds
-    without a step at the loss, where this machine has little else to do."""
+    """recover(what, fault, limit_s, **of Job.recover): record what a fault costs. At the loss this
+    is at most `limit_s` seconds without a step, if this machine has little else to do."""
 
     def measure(what, fault, limit_s, **options):
         last = job.last_step()
-        until(lambda: job.last_step() > last + 5, "steps", LONG_S)  # what one takes is known
+        until(lambda: job.last_step() > last + 5, "steps", LONG_S)  # so that step_s is known
         found, load = job.recover(fault, **options), os.getloadavg()[0]
         recoveries[what].append((found, load))
         values = {"seconds": found.seconds, "pause_s": found.pause_s, "back_s": found.back_s}
@@ -137,7 +137,7 @@ def test_the_pods_are_spread_over_two_nodes(job):
 
 @pytest.mark.parametrize("index", [3, 1, 0])
 def test_a_killed_worker_process_costs_a_step(job, recover, index):
-    """SIGKILL of a training process: its container goes on, and its launcher starts another."""
+    """SIGKILL of a training process: its container continues, and its launcher starts another."""
     before = job.pod(index)["metadata"]["uid"]
     found = recover("worker process killed", lambda: job.kill(index, "worker"), AT_ONCE)
     assert job.pod(index)["metadata"]["uid"] == before
@@ -161,11 +161,11 @@ def test_a_pod_deleted_by_force_costs_a_step(job, recover, index):
     assert found.lost == {f"{job.name}-worker-{index}"}
 
 
-def test_rank_0_may_go_six_times_within_five_minutes(job, recover):
-    """Whichever pod has it is killed or deleted, over and over: another has it at once.
+def test_rank_0_is_lost_six_times_in_five_minutes(job, recover):
+    """The pod of rank 0 is killed or deleted, six times: another pod gets rank 0 at once.
 
-    What users see moves with it: the step of `status` goes on, and /metrics answers there. The
-    name of a pod that comes back resolves to another address, and the others find it there.
+    `status` shows new steps, and /metrics answers at the new rank 0. The name of a pod that comes
+    back resolves to another address, and the others find it there.
     """
     began, hosts, addresses = time.time(), [], set()
     for i in range(6):
@@ -183,7 +183,7 @@ def test_rank_0_may_go_six_times_within_five_minutes(job, recover):
 
 
 def check_seen(job: Job) -> None:
-    """`status` and /metrics show the steps of the rank 0 that is there now."""
+    """`status` and /metrics show the steps of the present rank 0."""
     step = job.last_step()
     until(lambda: (seen := job.seen()) and seen["step"] > step, "its step in `status`", 60)
     pod = f"{job.name}-worker-{job.rank_0()}:9464"
@@ -205,10 +205,10 @@ def test_a_deleted_pod_leaves_in_good_order(job, recover):
 
 @pytest.mark.parametrize("has_rank_0", [False, True])
 def test_a_silent_node_does_not_stop_the_job(job, recover, has_rank_0):
-    """Half of the ranks are frozen with their node: no majority knows, so the run's lease decides.
+    """Half of the ranks freeze with their node: there is no majority, so the run's lease decides.
 
-    Who has it goes on after the silence; who has not waits until its holder has not renewed it.
-    The frozen ones come back by themselves, in the same processes but rank 0's.
+    The half with the lease continues after the silence; the other waits until the lease expires.
+    The frozen ranks join again by themselves, in the same processes except rank 0.
     """
     node = job.node_of(job.rank_0()) if has_rank_0 else node_without(job, job.rank_0())
     whose = "with" if has_rank_0 else "without"
@@ -224,7 +224,7 @@ def test_a_silent_node_does_not_stop_the_job(job, recover, has_rank_0):
 
 
 def test_a_dead_node_does_not_stop_the_job(job, recover):
-    """The pods of the other node train on; the dead node's come back with it."""
+    """The pods of the other node continue; those of the dead node come back with it."""
     node = node_without(job, job.rank_0())
     try:
         options = {"world_size": 2, "timeout_s": LONG_S}
@@ -236,7 +236,7 @@ def test_a_dead_node_does_not_stop_the_job(job, recover):
 
 
 def test_one_silent_pod_is_dropped_by_the_others(job, recover):
-    """Two of three know that the third is silent: no lease is asked for."""
+    """Two of three pods are a majority: they drop the silent third without the lease."""
     job.cli("scale", "--replicas=3")
     job.reach(job.last_step(), world_size=3)
     until(lambda: len(job.pods()) == 3, "three pods", 60)
@@ -254,7 +254,7 @@ def test_one_silent_pod_is_dropped_by_the_others(job, recover):
 
 
 def test_half_of_all_losses_cost_less_than_a_second(recoveries):
-    """Of workers and pods, where this machine had little else to do."""
+    """The median loss of a worker or pod, if this machine had little else to do."""
     at_once = [what for what in recoveries if what.endswith(("killed", "deleted"))]
     found = [it for what in at_once for it in recoveries[what]]
     assert len(found) > 10
@@ -279,7 +279,7 @@ def test_a_drain_takes_one_pod_at_a_time(job):
 
 
 def test_scale_changes_a_live_job(job):
-    """4 -> 2 -> 4 pods while it trains; beyond its bounds it is refused with the reason."""
+    """4 -> 2 -> 4 pods while it trains; more than --max is refused with the reason."""
     job.cli("scale", "--replicas=2")
     job.reach(job.last_step(), world_size=2)
     until(lambda: len(job.pods()) == 2, "two pods", 60)
@@ -303,9 +303,9 @@ def test_suspend_keeps_the_run_and_resume_goes_on(job, request):
     assert all(line["step"] > last for line in list(job.lives().values())[-1])
 
 
-def test_the_run_is_the_undisturbed_one(job, one_process):
-    """Every step once, and the rows of each are those of one process that nobody disturbs; the
-    first two hundred steps, and the state after them, are so bit for bit."""
+def test_the_run_equals_an_undisturbed_run(job, one_process):
+    """Every step is logged once, with the rows of an undisturbed process. The first two hundred
+    steps, and the state after them, are equal bit for bit."""
     code = (
         "import sys\n"
         "from gptddp.config import with_preset\n"
@@ -331,7 +331,7 @@ def test_the_run_is_the_undisturbed_one(job, one_process):
 
 
 def test_no_fault_cost_more_than_the_step_in_flight(job):
-    """Every life began where the one before had ended."""
+    """Every life began where the previous one had ended."""
     starts = [event for event in read_ledger(job.run) if event["event"] == "start"]
     assert [start["redo"] for start in starts] == [0] * len(starts)
     assert [it["source"] for it in starts if it["source"] != "memory"][:1] == ["scratch"]

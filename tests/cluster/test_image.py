@@ -53,7 +53,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(run):
-    """A run directory with two steps in it, made by the image's own commands."""
+    """A run directory with two steps, made by the commands of the image."""
     prepared = run("prepare", "/source", "--tokenizer=bytes", "--out=/data", entrypoint="gptddp")
     assert prepared.returncode == 0, prepared.stderr
     done = run("--data=/data", "--run-dir=/runs/smoke", "--steps=2", "--seq-len=64", "--batch=48")
@@ -77,7 +77,7 @@ def test_sample_and_checkpoints_work_in_the_image(run, trained):
 
 
 def test_a_stopped_container_leaves_with_143_and_a_checkpoint(run, trained):
-    """`docker stop` is what the kubelet does: SIGTERM to the init process, then a grace period."""
+    """Like the kubelet, `docker stop` sends SIGTERM to the init process, and then waits."""
     mounts = [f"--volume={run.volumes / n}:/{n}" for n in ("data", "runs")]
     started = docker(
         "run",
@@ -110,7 +110,7 @@ def test_a_stopped_container_leaves_with_143_and_a_checkpoint(run, trained):
         docker("rm", "--force", name)
 
 
-def test_the_image_says_what_it_is_and_holds_no_rights():
+def test_the_image_has_labels_and_a_user_without_rights():
     """Labels, a numeric user, SIGTERM as the stop signal, and our entrypoint under an init."""
     (image,) = json.loads(docker("image", "inspect", TAG).stdout)
     config = image["Config"]

@@ -1,4 +1,4 @@
-"""A stranger's PyTorchJob, with a Master and without elasticPolicy, in our image."""
+"""A PyTorchJob not made by gptddp-k8s, with a Master and without elasticPolicy, in our image."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ RUN printf '#!/bin/sh\\nexec getent hosts "$1"\\n' >/usr/local/bin/nslookup \\
 
 @pytest.fixture
 def master(prepared, load_image) -> Iterator[Job]:
-    """A Master and two Workers train; in a namespace that takes the operator's init container."""
+    """A Master and two Workers train, in a namespace that allows the operator's init container."""
     enforce = "pod-security.kubernetes.io/enforce"
     prepared.kubectl("label", "namespace", prepared.namespace, f"{enforce}=baseline", "--overwrite")
     load_image("alpine:3.10", NSLOOKUP)
@@ -32,7 +32,7 @@ def master(prepared, load_image) -> Iterator[Job]:
 
 
 def manifest():
-    """As the operator's own examples are written, but for the volumes."""
+    """The job, like the operator's own examples, plus the volumes."""
     claims = [{"name": n, "persistentVolumeClaim": {"claimName": n}} for n in ("data", "runs")]
     mounts = [{"name": n, "mountPath": f"/{n}"} for n in ("data", "runs")]
     flags = ["--data", "/data/corpus", "--run-dir", "/runs/theirs", f"--steps={STEPS}", *TINY]
@@ -64,7 +64,7 @@ def manifest():
 
 
 def test_a_job_with_a_master_survives_a_lost_worker_and_a_lost_master(master):
-    """Every step once in the history; the others go on meanwhile, and the job succeeds."""
+    """The others continue after each loss, every step is logged once, and the job succeeds."""
     master.reach(0, world_size=3, timeout_s=240)
     for pod in ("theirs-worker-1", "theirs-master-0"):
         lost = ("delete", "pod", pod, "--force", "--grace-period=0")

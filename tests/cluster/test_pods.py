@@ -1,4 +1,4 @@
-"""What clusters ask of pods, on a real one: the server takes every option, and pods have it."""
+"""Options of pods on a real cluster: the server accepts every option, and pods get it."""
 
 import json
 import secrets
@@ -16,7 +16,7 @@ GPU = ("--gpus=1", "--memory=64Gi")
 OVERLAYS = ROOT / "k8s/overlays"
 CLOUDS = sorted(path.parent.name for path in OVERLAYS.glob("*/job.toml"))
 
-# What has no option: variables and files from Secrets and ConfigMaps, a class, sizes, labels.
+# Settings without an option: variables and files from Secrets and ConfigMaps, sizes, labels.
 PATCH = """
 spec:
   runPolicy: {ttlSecondsAfterFinished: 3600}
@@ -47,7 +47,7 @@ spec:
           - {name: site, configMap: {name: site}}
           - {name: scratch, emptyDir: {sizeLimit: 512Mi}}
 """
-# What every node of any cluster can give.
+# Options that the nodes of any cluster can satisfy.
 COMMON = {
     "service_account": ["trainer"],
     "image_pull_secret": ["registry"],
@@ -67,7 +67,7 @@ touch /runs/x /tmp/x
 
 @pytest.fixture
 def asked(cluster, tmp_path):
-    """Every option, with a PriorityClass and a RuntimeClass that go with the test; by name."""
+    """Every option by name, with a PriorityClass and a RuntimeClass for this test alone."""
     name = f"gptddp-test-{secrets.token_hex(3)}"
     made = {
         "PriorityClass": {"apiVersion": "scheduling.k8s.io/v1", "value": 10},
@@ -95,7 +95,7 @@ def flags(options):
 
 
 def put_named(namespace):
-    """What `COMMON` and `PATCH` name, and a Secret with a variable for each key."""
+    """Create what `COMMON` and `PATCH` name, and a Secret with a variable for each key."""
     objects = [
         {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **rest}
         for kind, name, rest in (
@@ -109,7 +109,7 @@ def put_named(namespace):
 
 
 def dry_run(namespace, text, account):
-    """A strict dry run of all objects, and of a pod of the job with this account; the pod."""
+    """Do a strict dry run of all objects, and of a pod of the job with this account; the pod."""
     create = ("create", "--dry-run=server", "--validate=strict", "-o=json", "-f=-")
     namespace.kubectl(*create, stdin=text)
     job = list(yaml.safe_load_all(text))[-1]
@@ -124,7 +124,7 @@ def dry_run(namespace, text, account):
 
 
 def test_the_server_takes_every_option(namespace, asked):
-    """In a restricted namespace, all of them at once; nothing is created."""
+    """It takes all of them at once in a restricted namespace; the dry run creates nothing."""
     put_named(namespace)
     every = {**asked, **SCARCE}
     assert every.keys() == pod.FIELDS.keys()
@@ -135,27 +135,27 @@ def test_the_server_takes_every_option(namespace, asked):
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_the_server_takes_the_job_of_every_cloud(namespace, cloud):
-    """That of k8s/overlays with its patch, by a kind cluster: it was not run in that cloud."""
+    """A kind cluster takes each job of k8s/overlays with its patch; no job was run in its cloud."""
     text = cli(namespace, "render", "-f", str(OVERLAYS / cloud / "job.toml")).stdout
     made = dry_run(namespace, text, "default")
     assert made["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
-def test_pods_have_what_their_cluster_asks_for(namespace, asked):
-    """With all that any node can give, pods are scheduled, and see what they were given."""
+def test_pods_get_all_their_options(namespace, asked):
+    """With all options that any node can satisfy, pods are scheduled, and see their settings."""
     put_named(namespace)
     (path,) = asked["patch"]
     patch = yaml.safe_load(Path(path).read_text())
     pod_of(patch)["containers"][0]["command"] = ["sh", "-c", CHECK]
     Path(path).write_text(yaml.safe_dump(patch))
     done = cli(namespace, "submit", *JOB, *flags(asked), "--wait", "--timeout=120")
-    assert "Secret registry" in done.stderr  # which is not there: the nodes have the image
+    assert "Secret registry" in done.stderr  # it does not exist, but the nodes have the image
     assert "would be refused" not in done.stderr
     cli(namespace, "delete", "demo")
     assert not namespace.get("networkpolicy") and namespace.get("serviceaccount", "trainer")
 
 
-def test_short_jobs_have_what_their_cluster_asks_for(namespace, asked):
+def test_short_jobs_get_all_their_options(namespace, asked):
     """The pod of `prepare` starts with every option of a pod."""
     put_named(namespace)
     of_any = {name: values for name, values in asked.items() if name in pod.OF_ANY_POD}

@@ -1,4 +1,4 @@
-"""A whole run as a user has it: prepare, submit, watch, sample. It is the run of one process."""
+"""A whole run as a user does it: prepare, submit, watch, sample. It has the bits of one process."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def job(prepared):
 
 
 def test_the_logs_show_the_training(job):
-    """Each line with its pod: rank 0 tells of its progress, and of the whole world."""
+    """Each line names its pod, and rank 0 logs the number of ranks; one pod's lines are plain."""
     text = job.cli("logs").stdout
     assert re.search(r"^\[w0\] .*fp32 on cpu, 4 ranks", text, re.M)
     alone = job.cli("logs", "--pod=0").stdout
@@ -63,8 +63,8 @@ def test_it_succeeds_with_its_checkpoint_on_the_shared_volume(job):
     until(lambda: not any(p["status"]["phase"] == "Running" for p in job.pods()), "no pods", 60)
 
 
-def test_it_is_the_run_of_one_process(job, tmp_path):
-    """Bit for bit, in every number and tensor, of one process on this machine."""
+def test_the_run_has_the_bits_of_one_process(job, tmp_path):
+    """Every number and tensor is that of one process on this machine, bit for bit."""
     command = [sys.executable, "-m", "gptddp.train", *FLAGS, "--data"]
     command += [str(job.namespace.shared / "data/corpus")]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -74,7 +74,7 @@ def test_it_is_the_run_of_one_process(job, tmp_path):
 
 
 def test_the_log_of_the_run_outlives_it(job):
-    """worker-0 exits first of all pods: its log is not deleted with those that still run."""
+    """worker-0 exits before all other pods, so its log is kept when they are deleted."""
     text = job.cli("logs").stdout
     assert re.search(rf"^\[w0\] finished after step {STEPS}", text, re.M)
 
@@ -86,8 +86,8 @@ def test_sample_prints_text_of_the_newest_checkpoint(job):
     assert "sample" not in job.namespace.kubectl("get", "jobs", "-o", "name").stdout
 
 
-def test_what_cannot_be_trained_ends_as_a_failed_job_at_once(prepared):
-    """The trainer's exit code 2: no pod is made again, and both `wait` and `status` say why."""
+def test_a_job_without_data_fails_at_once(prepared):
+    """The trainer exits with 2: no pod restarts, and both `wait` and `status` give the reason."""
     it = Job(prepared, "nodata")
     it.submit(*PODS, "--data=data/none", "--replicas=2", "--", *FLAGS)
     try:

@@ -1,4 +1,4 @@
-"""gptddp-k8s on a real cluster: what kubectl has applied, and short Jobs that end early."""
+"""gptddp-k8s on a real cluster: a job that kubectl applied, and short Jobs that end early."""
 
 import signal
 
@@ -11,13 +11,13 @@ JOB = ("--name=demo", "--replicas=2", "--cpu=250m", "--memory=2Gi", "--data=data
 
 
 def names(namespace):
-    """kind/name of everything that may be left, but what every namespace has."""
+    """kind/name of all objects that may be left, without those of every namespace."""
     found = namespace.get(KINDS)
     return {f"{o['kind']}/{o['metadata']['name']}" for o in found} - {"ServiceAccount/default"}
 
 
-def test_what_kubectl_applies_is_the_same_job(namespace):
-    """render | kubectl apply, then submit: unchanged, and the companions get their owner."""
+def test_submit_recognises_a_job_that_kubectl_applied(namespace):
+    """`submit` leaves a job of `render | kubectl apply` unchanged; its companions get an owner."""
     job = (*JOB, "--", *SMALL, "--steps", "12")
     rendered = cli(namespace, "render", *job).stdout
     namespace.kubectl("apply", "-f", "-", stdin=rendered)
@@ -30,7 +30,7 @@ def test_what_kubectl_applies_is_the_same_job(namespace):
 
 
 def test_short_jobs_that_end_early_say_why_and_leave_nothing(namespace):
-    """Ctrl-C of a sample, a run without a checkpoint, sources that are not there."""
+    """Ctrl-C of a sample, a run directory that does not exist, and missing sources."""
     process = start(namespace, "sample", "demo")
     until(lambda: namespace.get("jobs"), "the Job of the sample", 60)
     process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""`logs -f` on a real cluster: real logs, pods that really go."""
+"""`logs -f` on a real cluster, while pods are deleted."""
 
 import time
 from collections import defaultdict
@@ -21,8 +21,8 @@ print(life, "last", number, flush=True)
 """
 
 
-def test_no_line_is_lost_when_pods_are(namespace):
-    """Followed from the start through four killed pods: every life counts without a gap."""
+def test_logs_loses_no_line_when_pods_are_killed(namespace):
+    """`logs -f` follows from the start over four killed pods: the count of each has no gap."""
     end = time.time() + 50
     namespace.kubectl("create", "-f", "-", stdin=job("count", COUNT, str(end), replicas=3))
     follower = start(namespace, "logs", "-f", "count")
@@ -43,4 +43,4 @@ def test_no_line_is_lost_when_pods_are(namespace):
         numbers = [words[0] for words in lines if words[0] != "last"]
         assert numbers == [str(n) for n in range(len(numbers))]
     ends = [lines[-1] == ["last", str(len(lines) - 1)] for lines in lives.values()]
-    assert ends.count(True) >= 3  # a killed pod's last words may not leave its node
+    assert ends.count(True) >= 3  # the last lines of a killed pod may not leave its node

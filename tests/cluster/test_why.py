@@ -64,7 +64,7 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def asked(new_namespace) -> Iterator[Asked]:
-    """All broken jobs, made at once; a minute is what each second is told after here."""
+    """All broken jobs, made at once, with limits of seconds instead of minutes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job_causes, "NO_STEP_S", 5.0)
         patch.setattr(job_causes, "JOIN_S", 3.0)
@@ -81,7 +81,7 @@ def asked(new_namespace) -> Iterator[Asked]:
 def test_the_line_names_object_and_field_and_its_command_works(asked, case: Case):
     """The command is run as it stands in the line: it shows the cause, or the job runs after it."""
     found = asked.becomes(case.name, case.cause, *case.words)
-    if not found.command:  # nothing is wrong yet
+    if not found.command:  # a cause without a command: nothing is wrong yet
         return
     assert f"`{found.command}`" in found.sentence
     printed = asked.shell(found.command)
@@ -97,7 +97,7 @@ def gone(found: Cause | None, cause: str) -> bool:
     return found is None or found.id != cause
 
 
-# -- what has to be done to a job that runs -------------------------------------------------------
+# -- causes of jobs that run ----------------------------------------------------------------------
 
 
 def runs(asked: Asked, made: dict[str, Any]) -> str:
@@ -109,8 +109,8 @@ def runs(asked: Asked, made: dict[str, Any]) -> str:
     return pod
 
 
-def test_a_pod_that_is_evicted_as_by_a_drain(asked):
-    """It is told while the pod has its grace period, in the words of its condition."""
+def test_an_evicted_pod_is_named(asked):
+    """`why` names the pod during its grace period, and quotes its condition."""
     pod = runs(asked, job("drained", SLEEP, pod={"terminationGracePeriodSeconds": 60}))
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
     path = f"/api/v1/namespaces/{asked.namespace.namespace}/pods/{pod}/eviction"
@@ -119,8 +119,8 @@ def test_a_pod_that_is_evicted_as_by_a_drain(asked):
     assert pod in asked.shell(found.command)
 
 
-def test_a_command_that_is_not_there_is_tried_in_vain(asked):
-    """With our restartPolicy the pod is made again and again; the command of the line stops it."""
+def test_a_missing_command_is_tried_in_vain(asked):
+    """With our restartPolicy the pod is made again and again; the shown command suspends it."""
     made = ours(job("again", SLEEP, command=["pythn"]))
     asked.namespace.kubectl("create", "-f", "-", stdin=made)
     found = asked.becomes("again", "in-vain", "again-worker-0", "never started", "pythn")

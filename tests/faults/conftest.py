@@ -1,4 +1,4 @@
-"""Fixtures of the fault tests: jobs, undisturbed runs, and the book of what was measured."""
+"""Fixtures of the fault tests: jobs, undisturbed runs, and records of the measurements."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ from support.toy import SMALL
 
 @pytest.fixture(scope="module", autouse=True)
 def rank_seconds(tmp_path_factory) -> Iterator[None]:
-    """Of every run that the tests of a file have made, and however: they have owners."""
+    """Check each run that the tests of a file have made: every rank-second has an owner."""
 
     def ledgers() -> set[Path]:
         return set(tmp_path_factory.getbasetemp().rglob("ledger.jsonl"))
@@ -39,7 +39,7 @@ def jobs(corpus, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def undisturbed(corpus, tmp_path_factory):
-    """The run of one process that nobody disturbs: undisturbed(*flags); its directory."""
+    """undisturbed(*flags): the directory of a run of one process, without faults."""
 
     @functools.cache
     def run(*flags: str, data: Path = corpus) -> Path:
@@ -52,7 +52,7 @@ def undisturbed(corpus, tmp_path_factory):
 
 @pytest.fixture
 def ends_undisturbed(undisturbed):
-    """ends_undisturbed(job): it comes to its end, and is the run that nobody disturbs."""
+    """ends_undisturbed(job): finish the job; its run must have the bits of an undisturbed run."""
 
     def check(job: Job) -> None:
         job.finish()
@@ -63,7 +63,7 @@ def ends_undisturbed(undisturbed):
 
 @pytest.fixture
 def measured(request):
-    """Note what a fault has cost: measured(what was done, fault, what happens)."""
+    """measured(what was done, fault, what happens): record what the fault has cost."""
     marked = request.node.get_closest_marker("fault").args[0]
 
     def note(what: str, fault: Fault, happens: str, number: int | None = None) -> None:
@@ -81,12 +81,12 @@ def measured(request):
 
 @pytest.fixture
 def strike(measured):
-    """strike(job, what, happens, *pods): do harm within it that loses these pods, or their workers.
+    """strike(job, what, happens, *pods): a context in which a test harms these pods or workers.
 
-    `before` ranks, or all, become `world`, or fewer by the lost ones; then the job is whole again,
-    unless nobody comes back (`stays`). What both changes have cost is noted, or the longest pause.
-    The workers of all other pods are the processes that they were, no life begins and no step is
-    done again.
+    The world must shrink from `before` ranks (all of the job) to `world` (all but the lost ones),
+    and then grow to its full size, unless `stays`. The seconds of both changes are recorded; with
+    `longest`, the longest pause. All other workers must stay the same processes, no life may begin,
+    and no step may be done again.
     """
 
     @contextlib.contextmanager

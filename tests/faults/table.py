@@ -1,6 +1,6 @@
-"""Put what the tests have measured into docs/faults.md: `python tests/faults/table.py FILE...`.
+"""Write the measurements of the tests into docs/faults.md: `python tests/faults/table.py FILE...`.
 
-Its text stays, and so does a table of which the files have nothing.
+The text of the page stays, and so does a table for which the files have no measurements.
 """
 
 import json
@@ -16,18 +16,19 @@ from gptddp.distributed.hardware import machine
 
 DOCS = Path(__file__).parents[2] / "docs/faults.md"
 STEP = "the others retry the step in flight"
-# The rows of the summary: what breaks, what happens ("": the last part of what was measured), the
-# numbers of the faults that it sums up, and words that are in all of them.
+RESUME = "training resumes from the newest checkpoint"
+LEASE = "[lease](internals.md#the-lease-one-job-at-a-time)"
+# The rows of the summary: what breaks; what happens ("": the last part of the measured text); the
+# numbers of the faults in this row; words that select their measurements.
 SUMMARY = [
     ("A worker process is killed", STEP, (1, 19, 38), "killed"),
     ("A pod is killed", STEP, (2, 3, 4, 35), ": retry"),
-    ("Several pods are killed one after another", STEP, (8,), "retry"),
-    ("The last of several pods is killed", "training resumes from its last commit", (8,), "resume"),
-    ("All pods are killed at once", "training resumes from the newest checkpoint", (4, 6),
-     "all pods"),
+    ("Several pods, but not all, are killed one after another", STEP, (8,), "retry"),
+    ("All pods are killed one after another", RESUME, (8,), "resume"),
+    ("All pods are killed at once", RESUME, (4, 6), "all pods"),
     ("A pod or a network link falls silent", "the majority continues without it", (13, 15, 17),
      "dropped"),
-    ("Half of the pods fall silent", "the half that gets the run's lease continues", (13, 17),
+    ("Half of the pods fall silent", f"the half that gets the run's {LEASE} continues", (13, 17),
      "lease"),
     ("Pods are added or removed", "all finish the step and continue", (30, 10), ""),
     *((f"Random kills every {every} s", "", (7,), f"every {every} s")
@@ -47,7 +48,7 @@ def on_cluster(its: list[dict]) -> list[str]:
 
 
 def grouped(measured: list[dict], where: str | None) -> dict[tuple, list[dict]]:
-    """What was measured there, by the fault's number and name: a row each."""
+    """The measurements made there, by number and name of the fault: one table row each."""
     rows: dict[tuple, list[dict]] = {}
     for it in sorted(measured, key=lambda it: it.get("fault", 0)):
         if it.get("where") == where:
@@ -56,7 +57,7 @@ def grouped(measured: list[dict], where: str | None) -> dict[tuple, list[dict]]:
 
 
 def summary(rows: dict[tuple, list[dict]]) -> list[str]:
-    """A line for each row of the summary that was measured: from the least seconds to the most."""
+    """The measured rows of the summary, each with its smallest and its largest median."""
     lines = []
     for what, happens, numbers, words in SUMMARY:
         found = [
@@ -75,7 +76,7 @@ def summary(rows: dict[tuple, list[dict]]) -> list[str]:
 
 
 def page(measured: list[dict], old: str) -> str:
-    """The whole page; tables of which nothing was measured have the rows of the old one."""
+    """The whole page; a table without measurements keeps the rows of the old page."""
     here, there = grouped(measured, None), grouped(measured, "cluster")
 
     def cost(its: list[dict], between: str = "") -> str:

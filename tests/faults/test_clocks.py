@@ -1,4 +1,4 @@
-"""Pods whose clocks differ and jump: nobody is given up for it, and who dies still is."""
+"""Pods whose clocks differ and jump: none is dropped for it, and a killed pod still is."""
 
 import contextlib
 import glob
@@ -14,18 +14,18 @@ from support.faulty_jobs import SHORT, Fault, long
 from gptddp.run.history import read_ledger
 
 LIBRARY = next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), "")
-APART = [0, 10, -10, 0]  # seconds that the clocks of the pods are ahead; pod 0 has rank 0
+APART = [0, 10, -10, 0]  # seconds by which each pod's clock is ahead; pod 0 has rank 0
 HOUR = 3600
-PATIENCE_S = 6.5  # more than a silent pod is given
+PATIENCE_S = 6.5  # longer than the limit for a silent pod
 SOON_S = 3.0
-# libfaketime 0.9.10 takes the time to wake up at for one of the wrong clock.
+# libfaketime 0.9.10 computes the end of a sleep by the wrong clock.
 SLEEP = """import select, time
 time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 """
 
 
 class Clocks:
-    """What the pods' processes take for the time of day; it may be set while they run."""
+    """The time of day that the processes of each pod see; it may be set while they run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,12 +53,12 @@ class Clocks:
 
 @pytest.fixture(scope="module")
 def clocks(tmp_path_factory):
-    """Of four pods; they differ."""
+    """The clocks of four pods, which differ."""
     if not LIBRARY:
         assert not os.environ.get("GPTDDP_CI")
         pytest.skip("needs libfaketime")
     yield Clocks(tmp_path_factory.mktemp("clocks"))
-    for left in Path("/dev/shm").glob("*faketime_*"):  # by processes that were killed
+    for left in Path("/dev/shm").glob("*faketime_*"):  # left by killed processes
         with contextlib.suppress(FileNotFoundError):
             if not Path(f"/proc/{left.name.rpartition('_')[2]}").exists():
                 left.unlink()
@@ -73,7 +73,7 @@ def job(clocks, jobs):
 
 
 def calmly(job, seconds: float) -> None:
-    """Steps are done for so long by all, no world changes and no life begins."""
+    """For so long all pods do steps, no world changes and no life begins."""
     before = changes(job)
     job.wait(seconds)
     job.steady(steps=2)
@@ -86,8 +86,8 @@ def changes(job) -> list[str]:
 
 
 @pytest.mark.fault(32)
-def test_pods_whose_clocks_differ_are_one_world(job, clocks):
-    """From the first life on."""
+def test_pods_with_different_clocks_form_one_world(job, clocks):
+    """They form one world in the first life, and keep it."""
     job.steady()
     calmly(job, PATIENCE_S if SHORT else 15)
     assert changes(job).count("start") == 1
@@ -107,8 +107,8 @@ JUMPS = [
 
 @pytest.mark.fault(32)
 @pytest.mark.parametrize(("whose", "ahead_s"), JUMPS)
-def test_a_clock_that_jumps_costs_nothing(job, clocks, measured, whose, ahead_s):
-    """An hour on, and two back."""
+def test_a_clock_that_jumps_changes_no_world(job, clocks, measured, whose, ahead_s):
+    """A clock jumps forward by an hour, then back by two: all pods continue in one world."""
     job.steady()
     for now_s, far, calm_s in zip(ahead_s, ["+1 h", "-2 h"], [SOON_S, PATIENCE_S], strict=True):
         last, began = job.last(), time.monotonic()
@@ -117,7 +117,7 @@ def test_a_clock_that_jumps_costs_nothing(job, clocks, measured, whose, ahead_s)
         fault = Fault(time.monotonic() - began)
         calmly(job, calm_s)
         assert abs(job.lines(job.last())[-1]["time"] - time.time() - now_s[0]) < 60  # it did jump
-        measured(f"{whose} clock jumps by {far}", fault, "no effect")
+        measured(f"{whose} clock jumps by {far}", fault, "no effect; seconds include a step")
 
 
 @pytest.mark.fault(32)
@@ -125,7 +125,7 @@ def test_a_clock_that_jumps_costs_nothing(job, clocks, measured, whose, ahead_s)
     "which", [pytest.param(1, id="pod", marks=long), pytest.param(0, id="host")]
 )
 def test_a_pod_that_is_killed_is_replaced(job, clocks, measured, which):
-    """By one whose clock is an hour ahead; then rank 0, whose peers' clocks differ by so much."""
+    """A killed pod is replaced: one whose clock is an hour ahead, or rank 0's with such a peer."""
     clocks.set([0, HOUR, -10, 0])
     job.steady()
     what = [
@@ -142,6 +142,6 @@ def test_a_pod_that_is_killed_is_replaced(job, clocks, measured, which):
     calmly(job, SOON_S)
 
 
-def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
-    """After all of the above."""
+def test_the_run_equals_an_undisturbed_run(job, ends_undisturbed):
+    """After all these faults, the run has the bits of an undisturbed one."""
     ends_undisturbed(job)

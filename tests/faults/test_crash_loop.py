@@ -1,4 +1,4 @@
-"""A rank that fails by an error of its own: started again, but not for ever (faults 18 and 19)."""
+"""A rank fails with an error of the trainer: it starts again, but not forever (faults 18, 19)."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from gptddp import train
 from gptddp.run.history import history, read_ledger
 
 STEPS = 24
-# `broken(step, rank)` is the test's; a step is counted from 0 here.
+# A test defines `broken(step, rank)`; steps count from 0 here.
 IN_A_STEP = """
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 _forward_backward = forward_backward
@@ -43,7 +43,7 @@ def settle(*args):
 
 
 def job(folder: Path, corpus: Path, code: str) -> tuple[int, str, Path]:
-    """Run a local job of two pods with this in its trainer: exit code, stderr, its folder."""
+    """Run a local job of two pods with `code` in its trainer; exit code, stderr and its folder."""
     env = os.environ | patched(folder / "patch", code) | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", "from gptddp.k8s import main; main()", "submit"]
     command += ["--replicas", "2", "--local", "--local-dir", str(folder / "local")]
@@ -56,8 +56,8 @@ def job(folder: Path, corpus: Path, code: str) -> tuple[int, str, Path]:
 @pytest.mark.parametrize(
     "place", ["forward", pytest.param("optimizer", marks=long), "segfault", "start"]
 )
-def test_an_error_for_ever_ends_the_job(corpus, tmp_path, place):
-    """One that every rank meets at its place: exit code 5, and the words of a rank that fails."""
+def test_a_repeated_error_ends_the_job(corpus, tmp_path, place):
+    """Every rank fails at this place in each life: exit code 5, and stderr has the error."""
     at = "== 10" if place in ("forward", "segfault") else ">= 0"
     code = f"def broken(step, rank): return step {at}\n" + PLACES[place]
     exit_code, err, folder = job(tmp_path, corpus, code)
@@ -75,8 +75,8 @@ def test_an_error_for_ever_ends_the_job(corpus, tmp_path, place):
 
 
 @pytest.mark.usefixtures("train_here")
-def test_an_error_that_passes_costs_no_step(corpus, tmp_path):
-    """In the backward hook of one rank: the other one goes on, the undisturbed run, exit code 0."""
+def test_an_error_that_happens_once_costs_no_step(corpus, tmp_path):
+    """A backward hook fails on one rank: the other continues, exit code 0, and no bit is wrong."""
     code = "def broken(step, rank): return step == 10 and rank == 1\n"
     exit_code, err, folder = job(tmp_path, corpus, code + PLACES["backward"])
     assert exit_code == 0, err

@@ -1,4 +1,4 @@
-"""A disk that is full, read-only, broken, slow or hangs in the middle of a run is no end of it."""
+"""A run continues while its disk is full, read-only, broken or slow, or hangs."""
 
 import contextlib
 import errno
@@ -29,8 +29,8 @@ FLAGS = ("--eval-every", "1000", "--final-lr", "1")  # the rate does not depend 
 
 @pytest.fixture
 def check(undisturbed):
-    """check(run, steps): the run and its newest checkpoint are, bit for bit, those of one process
-    on a disk that works; the events of its checkpoints."""
+    """check(run, steps): the run and its newest checkpoint have the bits of one process on a disk
+    that works; returns the events of its checkpoints."""
 
     def same(run: Path, steps: int) -> list[dict]:
         check_same_bits(run, undisturbed(*FLAGS, "--steps", str(steps)))
@@ -48,7 +48,7 @@ def settings(corpus: Path, run: Path, steps: int, plan: dict) -> tuple[list[str]
 
 @pytest.fixture
 def start(corpus, spawn):
-    """start(run, steps, plan): a trainer on such a disk."""
+    """start(run, steps, plan): a trainer on a disk with this plan."""
 
     def begin(run: Path, steps: int, plan: dict):
         flags, env = settings(corpus, run, steps, plan)
@@ -60,7 +60,7 @@ def start(corpus, spawn):
 
 
 def finish(process, code: int) -> str:
-    """Its stderr, after the end with this exit code."""
+    """Wait for the end with this exit code; the stderr."""
     _, err = process.communicate(timeout=120)
     assert process.returncode == code, err
     return err
@@ -68,7 +68,7 @@ def finish(process, code: int) -> str:
 
 @pytest.fixture
 def three(corpus):
-    """three(run, steps, plan, code, **env): three ranks to their end with this code; stderr."""
+    """three(run, steps, plan, code, **env): run three ranks until they exit with `code`; stderr."""
 
     def run_all(run: Path, steps: int, plan: dict, code: int, **more: str) -> str:
         flags, env = settings(corpus, run, steps, plan)
@@ -93,9 +93,9 @@ def trained(corpus, tmp_path, monkeypatch, train_here):
     return begin
 
 
-def test_training_goes_on_through_errors(trained, check, caplog):
-    """Whatever the error: training goes on, one alarm and one all-clear, the metric is 1 between
-    them; saves fail and work again, and no line is lost."""
+def test_training_continues_through_write_errors(trained, check, caplog):
+    """Each error gives one warning and one all-clear, and the metric is 1 between them. Saves fail
+    and then work again, and no line is lost."""
     codes = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE]
     plan = {}
     for n, code in enumerate(codes):
@@ -112,9 +112,9 @@ def test_training_goes_on_through_errors(trained, check, caplog):
         assert any("name" in save and begin + 8 < save["step"] < begin + 60 for save in saves)
 
 
-def test_training_goes_on_while_the_disk_hangs_or_is_slow(trained, check, caplog):
-    """The hang ends because training goes on; it is told once, and when it is over. A volume of
-    200 kB/s makes saves rare, and no step waits for one."""
+def test_training_continues_while_the_disk_hangs_or_is_slow(trained, check, caplog):
+    """The hang ends only because training continues; its begin and its end are reported once. A
+    volume of 200 kB/s makes saves rare, and no step waits for one."""
     caplog.set_level("INFO", "gptddp.training.console")
     disk, run = trained({20: "hang", 40: None, 80: "slow", 125: None}, 140)
     saves = check(run, 140)
@@ -133,8 +133,8 @@ def test_training_goes_on_while_the_disk_hangs_or_is_slow(trained, check, caplog
 
 
 def test_the_end_waits_for_the_disk(three, check, tmp_path):
-    """Three ranks: full from the middle on, hung at the end, mended after the last step: exit 0,
-    though the wait is longer than a collective may take, and it is told."""
+    """The disk of three ranks is full, then hangs, and works again after the last step: exit 0,
+    although the wait is longer than a collective may take. The wait is reported once."""
     run = tmp_path / "run"
     plan = {10: "ENOSPC", 20: "hang"}
     err = three(run, 30, plan, 0, DISK_HEAL_S="6")
@@ -143,9 +143,9 @@ def test_the_end_waits_for_the_disk(three, check, tmp_path):
     assert err.count("STORAGE: ") == 2 and (run / "finished.json").exists()
 
 
-def test_what_the_disk_never_takes_ends_the_run(three, check, tmp_path):
-    """The wait has an end: exit 1 on all ranks. The next life does again what is not saved, though
-    the disk is still full at its start, and loses no line."""
+def test_a_disk_that_never_recovers_ends_the_run(three, check, tmp_path):
+    """The wait has a limit: exit code 1 on all ranks. The next life repeats the steps that are not
+    saved, although the disk is still full at its start, and loses no line."""
     run = tmp_path / "run"
     err = three(run, 30, {10: "EROFS"}, 1, DISK_WAIT_S="2")
     assert err.count("the last checkpoint cannot be written") >= 3
@@ -156,8 +156,8 @@ def test_what_the_disk_never_takes_ends_the_run(three, check, tmp_path):
     check(run, 60)
 
 
-def test_a_stop_ends_the_wait(start, tmp_path):
-    """SIGTERM while the end waits for a full disk: 143 at once, and the run is not finished."""
+def test_sigterm_ends_the_wait_for_the_disk(start, tmp_path):
+    """SIGTERM while the run waits for a full disk: 143 at once, and the run is not finished."""
     run = tmp_path / "run"
     process = start(run, 20, {10: "EDQUOT"})
     for line in process.stderr:
@@ -168,7 +168,7 @@ def test_a_stop_ends_the_wait(start, tmp_path):
     assert not (run / "finished.json").exists()
 
 
-def test_a_new_run_needs_a_disk(start, tmp_path):
+def test_a_new_run_on_a_failing_disk_is_refused(start, tmp_path):
     """A new run on a full or read-only disk is refused with the fix."""
     (tmp_path / "run").mkdir()
     for mode, fix in (("ENOSPC", "free space"), ("EROFS", "mount the volume writable")):
@@ -177,7 +177,7 @@ def test_a_new_run_needs_a_disk(start, tmp_path):
 
 
 def test_a_full_file_system(start, check, tmp_path):
-    """A real one, of 3 MB: alarm, all-clear when there is room, and no line is lost."""
+    """A real one, of 3 MB: a warning, an all-clear when there is room, and no line is lost."""
     with small_disk(tmp_path / "disk", "3m") as disk:
         process = start(disk / "run", 10**6, {})
         until(lambda: list(disk.glob("run/checkpoints/step-*")), "a checkpoint")

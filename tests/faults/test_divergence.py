@@ -1,4 +1,4 @@
-"""Ranks that do not hold the same, and gradients that are no numbers: a flipped bit, a NaN."""
+"""Ranks whose states differ after a flipped bit, and gradients that are NaN."""
 
 from collections.abc import Callable, Iterator
 
@@ -22,10 +22,11 @@ def train(corpus, tmp_path) -> Iterator[Callable[..., Training]]:
     yield from ending(make, Training.close)
 
 
-def test_a_flipped_bit_takes_the_run_back_and_leaves_no_trace(train, corpus, tmp_path):
-    """In a parameter and in the optimizer's state: the pod is named, the end is bit for bit right.
+def test_after_a_flipped_bit_the_run_resumes_from_a_checkpoint(train, corpus, tmp_path):
+    """A bit flips in a parameter, and one in the optimizer's state: the log names the pod.
 
-    What any rank holds then is spoilt, by the gradients of the wrong one: no memory is taken up.
+    The gradients of that rank have spoilt the state of every rank, so none takes it from memory.
+    In the end the run has the bits of an undisturbed run.
     """
     job = train(3, 22, "--steps", "60", "--checkpoint-every", "0.4")
     job.order(2, "flip", "25")
@@ -49,8 +50,8 @@ def test_a_flipped_bit_takes_the_run_back_and_leaves_no_trace(train, corpus, tmp
     check_same_bits(job.folder, tmp_path / "run")
 
 
-def test_a_nan_on_one_rank_is_skipped_by_all_and_for_ever_is_exit_code_3(train, corpus, tmp_path):
-    """Once costs its step on every rank; without end, the job ends and what is saved is good."""
+def test_all_ranks_skip_a_nan_and_repeated_nans_end_with_exit_code_3(train, corpus, tmp_path):
+    """A NaN costs one step on every rank. Repeated ones end the job, with a good checkpoint."""
     job = train(2, 23, "--steps", "60", "--max-skipped", "3", "--checkpoint-every", "0.2")
     job.order(1, "nan", "20")
     job.order(0, "nan", "30+")

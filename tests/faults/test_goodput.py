@@ -1,4 +1,4 @@
-"""What goes on for minutes: kills without an end beside undisturbed minutes, a hundred re-forms."""
+"""Faults for minutes: random kills beside undisturbed minutes, and a hundred re-forms."""
 
 import os
 import random
@@ -19,14 +19,14 @@ def job(jobs):
 
 
 def kill_one(job):
-    """A random pod, or its worker, of those that are there; which is not waited for."""
+    """Kill a random running pod, or its worker; do not wait for it."""
     there = [i for i, pod in enumerate(job.pods) if pod.process]
     if there:
         random.choice([job.kill, job.shoot])(random.choice(there))
 
 
 def steps_a_second(job, every_s: float | None) -> float:
-    """For a turn, with a kill every so often or undisturbed."""
+    """Steps per second in a turn, with a kill every `every_s` seconds; None: undisturbed."""
     first, kills = job.last(), 1 if every_s is None else int(TURN_S / every_s)
     for _ in range(kills):
         if every_s:
@@ -38,8 +38,8 @@ def steps_a_second(job, every_s: float | None) -> float:
 @pytest.mark.fault(7)
 @long
 @pytest.mark.parametrize("every_s", [10, 5, 3])
-def test_kills_all_the_time_cost_few_steps(job, measured, every_s):
-    """Turns with kills and undisturbed ones: most steps are done, no finished one is lost."""
+def test_repeated_kills_cost_few_steps(job, measured, every_s):
+    """With kills, more than half as many steps are done as without, and no finished one is lost."""
     random.seed(every_s)
     turns, killed, calm = 5, 0.0, 0.0
     with job.fault() as fault:
@@ -48,7 +48,7 @@ def test_kills_all_the_time_cost_few_steps(job, measured, every_s):
             calm += steps_a_second(job, None)
             killed += steps_a_second(job, every_s)
     share = killed / calm
-    fault.seconds = every_s * (1 - share)  # that a kill costs
+    fault.seconds = every_s * (1 - share)  # the cost of a kill
     print(f"a kill every {every_s} s: {share:.1%}")
     what = f"random kills every {every_s} s"
     measured(what, fault, f"{share:.0%} of undisturbed speed")
@@ -56,9 +56,9 @@ def test_kills_all_the_time_cost_few_steps(job, measured, every_s):
 
 
 @pytest.mark.fault(38)
-def test_a_hundred_re_forms_leave_nothing_behind(job, strike):
-    """No descriptor, thread or shared memory more in a survivor than after the first few, nor in
-    the launchers; hardly more memory."""
+def test_a_hundred_re_forms_leak_nothing(job, strike):
+    """Survivors and launchers have no more file descriptors, threads or shared memory than after
+    the first few re-forms, and hardly more memory."""
     cycles = 5 if SHORT else 50  # of two re-forms each
     job.steady()
     job.pause(0.05)
@@ -86,16 +86,16 @@ def test_a_hundred_re_forms_leave_nothing_behind(job, strike):
     job.steady()
     assert processes() == pids
     print(f"{before} -> {left()}, MB {before_mb} -> {resident_mb()}")
-    # rank 0 has more of both, which this one may have become
+    # rank 0 has more of both, and this process may have become rank 0
     assert all(now <= then + 8 for now, then in zip(left(), before, strict=True)), (before, left())
     assert all(b <= a + 60 for a, b in zip(before_mb, resident_mb(), strict=True))
 
 
-def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
-    """After all of the above."""
+def test_the_run_equals_an_undisturbed_run(job, ends_undisturbed):
+    """After all these faults, the run has the bits of an undisturbed one."""
     ends_undisturbed(job)
 
 
-def test_semaphores():
-    """None is left in the host's shared memory by processes that were killed."""
+def test_killed_processes_leave_no_semaphores():
+    """The host's shared memory has no semaphores of killed processes."""
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("sem.mp-")]

@@ -1,4 +1,4 @@
-"""Killed pods and processes, many in turn in one job: no survivor is restarted, no step is lost."""
+"""Killed pods and processes, one by one in one job: no survivor restarts, no step is lost."""
 
 import itertools
 import math
@@ -23,21 +23,21 @@ def job(jobs):
 
 
 def pods(job, *which):
-    """Kill these, 50 ms apart."""
+    """Kill these pods, 50 ms apart."""
     for i in which:
         job.kill(i)
         time.sleep(0.05)
 
 
 def in_re_form(job, first, second):
-    """Kill a pod, and another one as its worker forms the world without it."""
+    """Kill a pod, and another one while its worker forms the world without the first."""
     done = job.order(second, "form")
     job.kill(first)
     job.until(done.exists, what="the second kill")
 
 
 def at_the_join(job, which):
-    """Kill a pod, and its successor as it comes in."""
+    """Kill a pod, and then its successor while it joins."""
     job.kill(which)
     done = job.order(which, "join")
     job.until(done.exists, what="the successor's end")
@@ -71,7 +71,7 @@ LIKE_OTHERS = [
     ],
 )
 def test_a_kill_costs_the_step_in_flight(job, strike, harm, what, happens, ranks):
-    """The others go on in the same processes; who is killed is told, and its place taken."""
+    """The others continue in the same processes; the ledger names the lost pods; all come back."""
     job.steady()
     known, lost = len(job.worlds()), [job.by_rank(rank) for rank in ranks]
     with strike(job, what, happens, *lost):
@@ -82,8 +82,8 @@ def test_a_kill_costs_the_step_in_flight(job, strike, harm, what, happens, ranks
 
 @pytest.mark.fault(35)
 @long
-def test_a_worker_is_gone_as_soon_as_its_launcher(job):
-    """Nothing trains on unsupervised."""
+def test_a_killed_launcher_ends_its_worker(job):
+    """A worker whose launcher is killed ends within three seconds."""
     job.steady()
     pid = job.worker(1)
     os.kill(job.pid(1), signal.SIGKILL)
@@ -96,13 +96,13 @@ def test_a_worker_is_gone_as_soon_as_its_launcher(job):
 @pytest.mark.parametrize("back_s", [5, 60])
 @pytest.mark.parametrize("which", [2, 0])
 def test_a_successor_may_come_later(job, strike, which, back_s):
-    """Also of worker-0, under whose name all look for each other: it is one among them."""
+    """A pod joins when it is back, also worker-0, by whose name the pods find each other."""
     name = "a pod" if which else "worker-0's pod"
     gone = f"{name} killed, no successor", "retry"
     with strike(job, *gone, which, stays=True, number=2):
         job.kill(which, back_s=math.inf)
     job.wait(back_s)
-    back = f"{name} is back after {back_s} s", "joins; seconds include its start"
+    back = f"{name} is back after {back_s} s", "joins; seconds until it trains"
     with strike(job, *back, before=3, world=4):
         job.bring_back(which)
 
@@ -113,7 +113,7 @@ ORDERS = list(itertools.permutations(range(4), 3))
 @pytest.mark.fault(8)
 @pytest.mark.parametrize("order", ORDERS[9:10] if SHORT else ORDERS, ids=str)
 def test_three_pods_killed_two_seconds_apart(job, strike, order):
-    """In every order; the fourth goes on alone, in the same process, if nobody is back by then."""
+    """In every order, the fourth pod continues in the same process, alone until another is back."""
     what = "three of four pods killed 2 s apart", "longest pause"
     with strike(job, *what, *order, world=4, longest=True):
         for i in order:
@@ -121,6 +121,6 @@ def test_three_pods_killed_two_seconds_apart(job, strike, order):
             job.wait(2)
 
 
-def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
-    """After all of the above."""
+def test_the_run_equals_an_undisturbed_run(job, ends_undisturbed):
+    """After all these faults, the run has the bits of an undisturbed one."""
     ends_undisturbed(job)

@@ -1,4 +1,4 @@
-"""Pods in network namespaces of their own, on a bridge: cut off, slow, lossy, without names."""
+"""Pods in network namespaces on a bridge: cut, slow and lossy links, unresolved names."""
 
 import contextlib
 import subprocess
@@ -15,14 +15,14 @@ from gptddp.k8s.local.container import Network
 
 @pytest.fixture(scope="module")
 def network():
-    """A bridge and four namespaces with an address each."""
+    """A bridge, and four namespaces with one address each."""
     with bridge(4):
         yield Network(PREFIX, 23000)
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
-    """What the pods have as /etc/hosts: the name of the rendezvous' host."""
+    """The /etc/hosts of the pods, with the name of the rendezvous."""
     path = tmp_path_factory.mktemp("dns") / "hosts"
     path.write_text(HOSTS)
     return path
@@ -54,7 +54,7 @@ OUT = "dropped"
 
 @contextlib.contextmanager
 def cut(job, strike, what: str, *lost: int, world: int, on, off, happens: str = OUT):
-    """Cut the network, wait for the world without some, heal it, and wait for all pods."""
+    """Cut the network, wait for the smaller world, mend the network, wait for all pods."""
     pids = job.workers()
     with strike(job, what, happens, *lost, world=world, stays=True):
         on()
@@ -66,8 +66,8 @@ def cut(job, strike, what: str, *lost: int, world: int, on, off, happens: str = 
 
 @pytest.mark.fault(15)
 @pytest.mark.parametrize("seconds", [1, pytest.param(3, marks=long)])
-def test_a_link_that_is_down_for_a_moment(job, seconds):
-    """The others wait: no world changes."""
+def test_a_link_that_is_down_for_a_moment_changes_no_world(job, seconds):
+    """The others wait for its pod."""
     job.steady()
     known = len(job.worlds())
     link(2, "down")
@@ -82,8 +82,8 @@ def test_a_link_that_is_down_for_a_moment(job, seconds):
 @pytest.mark.parametrize(
     "which", [pytest.param(2, id="pod"), pytest.param(0, id="host", marks=long)]
 )
-def test_a_link_that_is_down_for_a_while(job, strike, which, seconds):
-    """Its pod is dropped, steps no further, and comes in again."""
+def test_a_pod_whose_link_is_down_is_dropped_and_joins_again(job, strike, which, seconds):
+    """The dropped pod does no steps, and joins again in the same process."""
     name = "worker-0's" if which == 0 else "a pod's"
     down, up = (lambda: link(which, "down")), (lambda: link(which, "up"))
     with cut(job, strike, f"{name} link is down", which, world=3, on=down, off=up):
@@ -91,8 +91,8 @@ def test_a_link_that_is_down_for_a_while(job, strike, which, seconds):
 
 
 @pytest.mark.fault(17)
-def test_a_pod_that_hears_and_is_not_heard(job, strike):
-    """An asymmetric partition is one world less that pod, and no deadlock."""
+def test_a_pod_that_receives_but_cannot_send_is_dropped(job, strike):
+    """In an asymmetric partition the others form a world without the pod; there is no deadlock."""
     on = f"iptables -A OUTPUT -d {PREFIX}.0/24 -j DROP"
     what = "a pod hears but is not heard"
     both = {"on": lambda: inside(2, on), "off": lambda: inside(2, "iptables -F OUTPUT")}
@@ -101,8 +101,8 @@ def test_a_pod_that_hears_and_is_not_heard(job, strike):
 
 
 @pytest.mark.fault(17)
-def test_two_pods_that_do_not_hear_each_other(job, strike):
-    """Both hear the other two: one of them is left out, the higher rank."""
+def test_of_two_pods_that_cannot_connect_one_is_dropped(job, strike):
+    """Both reach the other two pods: the one of the higher rank is dropped."""
     on = f"iptables -A OUTPUT -d {PREFIX}.103 -j DROP"
     what = "two pods do not hear each other"
     both = {"on": lambda: inside(2, on), "off": lambda: inside(2, "iptables -F OUTPUT")}
@@ -111,8 +111,8 @@ def test_two_pods_that_do_not_hear_each_other(job, strike):
 
 
 @pytest.mark.fault(17)
-def test_halves_that_do_not_hear_each_other(job, strike):
-    """Two and two: those with the lease go on, the others wait; one world in the end."""
+def test_the_lease_decides_between_halves_of_a_network(job, strike):
+    """The two pods with the lease continue, the others wait; in the end all form one world."""
     hosts = [f"{PREFIX}.{100 + i}" for i in range(4)]
 
     def on() -> None:
@@ -131,7 +131,7 @@ def test_halves_that_do_not_hear_each_other(job, strike):
 
 
 LOSS = "iptables -A INPUT -m statistic --mode random --probability {} -j DROP"
-BAD_STEPS = 3 if SHORT else 8  # while the line is bad
+BAD_STEPS = 3 if SHORT else 8  # while the link is bad
 TROUBLES = [
     ("1 % packet loss", LOSS.format(0.01), "iptables -F INPUT"),
     ("20 % packet loss", LOSS.format(0.2), "iptables -F INPUT"),
@@ -145,7 +145,7 @@ TROUBLES = [
 
 @pytest.mark.fault(16)
 @pytest.mark.parametrize(("trouble", "on", "off"), TROUBLES, ids=["loss-1", "loss-20", "slow"])
-def test_a_bad_line_is_slow_and_nobody_is_evicted(job, measured, trouble, on, off):
+def test_a_bad_link_slows_steps_and_drops_no_pod(job, measured, trouble, on, off):
     """Steps take longer; no world changes."""
     job.steady()
     known = len(job.worlds())
@@ -162,7 +162,7 @@ def test_a_bad_line_is_slow_and_nobody_is_evicted(job, measured, trouble, on, of
 
 @contextlib.contextmanager
 def far_away(i: int, seconds: float):
-    """Each frame between a pod and the bridge is so late, in both directions."""
+    """Delay each frame between a pod and the bridge by `seconds`, in both directions."""
     link = f"ip -n {NAME} link"
     sh(f"{link} add near type veth peer name far && {link} set near up && {link} set far up")
     delay = [sys.executable, SUPPORT / "delayed_link.py", f"pod{i}", "near", str(seconds)]
@@ -182,8 +182,8 @@ def far_away(i: int, seconds: float):
 
 @pytest.mark.fault(16)
 @long
-def test_a_pod_that_is_far_away_is_slow_and_not_evicted(job, measured):
-    """Steps take longer while its frames are 200 ms late each way, and then no more."""
+def test_latency_slows_steps_and_drops_no_pod(job, measured):
+    """Steps take longer while a pod's frames are 200 ms late each way; no world changes."""
     job.steady()
     known, near_s = len(job.worlds()), job.step_s()
     with job.fault() as fault:
@@ -198,12 +198,12 @@ def test_a_pod_that_is_far_away_is_slow_and_not_evicted(job, measured):
         f"steps of {far_s:.1f} s instead of {near_s:.1f} s",
     )
     assert len(job.worlds()) == known
-    assert far_s > 0.2  # a step needs all ranks' gradients, and these are so late
+    assert far_s > 0.2  # a step needs the gradients of all ranks
 
 
 @pytest.mark.fault(33)
-def test_names_that_do_not_resolve_for_a_while(job, hosts, measured):
-    """A pod that comes back when the name of the others is unknown waits for it."""
+def test_a_new_pod_waits_for_a_name_that_does_not_resolve(job, hosts, measured):
+    """A pod that comes back while the name of the rendezvous does not resolve waits for it."""
     job.steady()
     seconds = 5 if SHORT else 30
     hosts.write_text("127.0.0.1 localhost\n")
@@ -211,10 +211,11 @@ def test_names_that_do_not_resolve_for_a_while(job, hosts, measured):
     job.wait(seconds)
     with job.fault() as fault:
         hosts.write_text(HOSTS)
-    measured(f"the rendezvous name unresolved for {seconds} s", fault, "waits")
+    happens = "waits; seconds until it trains"
+    measured(f"the rendezvous name unresolved for {seconds} s", fault, happens)
     assert (fault.redone, fault.lives) == (0, 0)
 
 
-def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
-    """After all of the above."""
+def test_the_run_equals_an_undisturbed_run(job, ends_undisturbed):
+    """After all these faults, the run has the bits of an undisturbed one."""
     ends_undisturbed(job)

@@ -25,7 +25,7 @@ def cgroup():
 
 @pytest.fixture(scope="module")
 def job(jobs, cgroup):
-    """One pod of four, whose rendezvous cannot listen at first; pod 1 has a memory limit."""
+    """A job of four pods, one of which starts; pod 1 is to run in the memory cgroup."""
 
     def within(i: int) -> list[str]:
         enter = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
@@ -37,8 +37,8 @@ def job(jobs, cgroup):
 
 
 @pytest.mark.fault(33)
-def test_a_port_that_is_taken_is_not_needed(job):
-    """The first pod listens at another one; the others are found by it, who cannot find it."""
+def test_a_launcher_whose_port_is_taken_uses_another(job):
+    """The first pod listens on another port: the others cannot find it there, but it finds them."""
     with socket.create_server((f"{job.network.prefix}.100", job.network.port)):
         job.steady(1)
         job.bring_back(1)
@@ -50,7 +50,7 @@ def test_a_port_that_is_taken_is_not_needed(job):
 
 @pytest.mark.fault(30)
 def test_a_job_grows_and_shrinks(job, strike):
-    """1 -> 4 -> 2 -> 3 -> 2 -> 4 pods: who stays is the process that it was; no step is lost."""
+    """1 -> 4 -> 2 -> 3 -> 2 -> 4 pods: the workers that stay keep their processes."""
     few = ("+123", 4), ("-23", 2), ("+23", 4)
     for change, world in few if SHORT else (*few[:2], ("+3", 3), ("-3", 2), few[2]):
         which = [int(digit) for digit in change[1:]]
@@ -71,7 +71,7 @@ def test_a_job_grows_and_shrinks(job, strike):
 
 @pytest.mark.fault(33)
 def test_a_pod_may_come_back_with_another_address(job, strike):
-    """Nothing is tied to the address of a pod."""
+    """It joins like any other pod."""
     with strike(job, "a pod killed, back with another address", "retry", 2):
         pod = job.pods[2]
         env = pod.plan.env | {"POD_ADDRESS": f"{job.network.prefix}.77"}
@@ -80,8 +80,8 @@ def test_a_pod_may_come_back_with_another_address(job, strike):
 
 
 @pytest.mark.fault(19)
-def test_a_worker_that_the_kernel_ends_for_its_memory(job, cgroup, strike):
-    """It is a killed worker; the pod's log has the signal."""
+def test_an_oom_killed_worker_is_replaced(job, cgroup, strike):
+    """The others retry the step, as after any kill; the pod's log names the signal."""
     used = int((cgroup / "memory.usage_in_bytes").read_text())
     with strike(job, "a worker OOM-killed", "retry", 1):
         (cgroup / "memory.limit_in_bytes").write_text(str(used + 300_000_000))
@@ -89,8 +89,8 @@ def test_a_worker_that_the_kernel_ends_for_its_memory(job, cgroup, strike):
     assert "SIGKILL" in job.pods[1].log.read_text()
 
 
-def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
-    """After all of the above."""
+def test_the_run_equals_an_undisturbed_run(job, ends_undisturbed):
+    """After all these faults, the run has the bits of an undisturbed one."""
     ends_undisturbed(job)
 
 
@@ -99,8 +99,7 @@ def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
 
 @pytest.mark.fault(1)
 def test_pods_of_two_workers(jobs, ends_undisturbed, measured):
-    """Killed alone, one of them takes no other along, not even the one of its own pod; and a pod
-    is lost with both."""
+    """A killed worker ends no other, not even the other one of its pod. A killed pod loses both."""
     job = jobs(size=2, per_pod=2)
     job.steady(4)
 

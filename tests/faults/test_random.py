@@ -1,4 +1,4 @@
-"""Kills without a plan: of a random kind, at a random time and place, in runs with all extras."""
+"""Random kinds of kills, at random times, in runs with Muon, dropout, bf16 and quarantine."""
 
 import math
 import os
@@ -16,7 +16,7 @@ from gptddp.data.dataset import open_dataset
 FLAGS = ("--optimizer", "muon", "--lr", "0.01", "--dropout", "0.1", "--precision", "bf16")
 FLAGS += ("--on-bad", "quarantine", "--checkpoint-every", "5", "--eval-every", "40")
 KILLS = 6 if SHORT else 75
-PATIENCE_S = 60.0  # a step is done within it, whatever has happened
+PATIENCE_S = 60.0  # limit for the next step after any kill
 
 
 def stopped(job, i):
@@ -37,7 +37,7 @@ def told(job, i):
 
 
 def at(place):
-    """Kill a pod when its worker gets there, which it may do when another one is lost, or later."""
+    """Kill a pod when its worker reaches `place`, after the loss of another worker or later."""
 
     def harm(job, i):
         job.order(i, place)
@@ -73,7 +73,7 @@ def data(corpus, tmp_path_factory):
 @pytest.mark.fault(7)
 @pytest.mark.parametrize("size", [3, *(pytest.param(it, marks=long) for it in (4, 7, 2))])
 def test_random_kills_change_no_bit(jobs, data, ends_undisturbed, size):
-    """A step is done within a while of each; the run is that of one process in the end."""
+    """After each kill a step is done within a minute; the run has the bits of one process."""
     seed = int(os.environ.get("SEED", random.getrandbits(32)))
     print(f"SEED={seed}")
     random.seed(seed)
@@ -97,8 +97,8 @@ def test_random_kills_change_no_bit(jobs, data, ends_undisturbed, size):
 
 @pytest.mark.fault(7)
 @long
-def test_kills_from_the_first_second_on_let_it_begin(jobs, ends_undisturbed):
-    """One every four seconds, also before the first step: it comes to steps all the same."""
+def test_a_job_starts_despite_kills_from_the_first_second(jobs, ends_undisturbed):
+    """A kill every four seconds, also before the first step, does not keep a job from its steps."""
     job = jobs()
     for _ in range(12):
         job.wait(4)

@@ -1,4 +1,4 @@
-"""The same run in many lives of one process: dropout and accumulation included, to the bit."""
+"""A run of one process keeps its bits over many lives, with dropout and accumulation."""
 
 import random
 
@@ -13,8 +13,8 @@ from gptddp.training import life
 
 @pytest.mark.fault(31)
 @pytest.mark.usefixtures("train_here")
-def test_fifty_resumes_at_random_steps_are_the_same_run(corpus, tmp_path, measured, monkeypatch):
-    """Stopped and resumed fifty times, a run has the losses and the bits of one without a stop."""
+def test_fifty_resumes_at_random_steps_change_no_bit(corpus, tmp_path, measured, monkeypatch):
+    """Stopped and resumed fifty times, a run has the losses and bits of one without a stop."""
     lives = 5 if SHORT else 50
     flags = [*SMALL, "--data", str(corpus), "--steps", str(lives * 4), "--dropout", "0.1"]
     flags += ["--eval-every", "100000", "--run-dir"]

@@ -1,7 +1,7 @@
 """Two jobs of one name on one run, in two networks; and a worker-0 whose connections are reset.
 
-Every pod has a host name of its own, so that none can see whether the process in the lease lives,
-as on machines of their own.
+Every pod has its own host name, as if on its own machine, so that no pod can see whether the
+process in the lease is alive.
 """
 
 import itertools
@@ -20,7 +20,7 @@ pytestmark = long
 STEPS = ("--steps", "300", "--checkpoint-every")
 PAUSE_S = 0.3
 WAITS = "waiting as long as job gptddp-"
-CUT = (  # at once: whoever sends to the other side, or from it, is told that the connection is gone
+CUT = (  # at once: a sender on either side gets a TCP reset
     "INPUT -i eth0 -p tcp -j REJECT --reject-with tcp-reset",
     "OUTPUT -o eth0 -p tcp ! --tcp-flags RST RST -j REJECT --reject-with tcp-reset",
 )
@@ -29,7 +29,7 @@ names = (f"host{i}" for i in itertools.count())
 
 @pytest.fixture(scope="module")
 def network():
-    """A bridge and four namespaces with an address each."""
+    """A bridge, and four namespaces with one address each."""
     with bridge(4):
         yield Network(PREFIX, 23000)
 
@@ -39,7 +39,7 @@ def log_of(*jobs):
 
 
 def together(jobs, true, what):
-    """Wait for it while the controllers of all jobs work."""
+    """Wait until `true()`, while the controllers of all jobs work."""
 
     def both():
         for job in jobs[1:]:
@@ -58,8 +58,8 @@ def rest(jobs, seconds):
 def test_two_jobs_of_one_manifest_in_two_networks(
     jobs, network, tmp_path, ends_undisturbed, measured
 ):
-    """Each sees itself as worker-0: the first trains on, also after the loss of a pod, the second
-    says for whom it waits; it goes on when all pods of the first are lost, and the first waits."""
+    """Each job finds itself as worker-0. The first continues, also after the loss of a pod, while
+    the second waits and logs for which job. When the first loses all pods, they change roles."""
     local = Network(f"127.{10 + os.getpid() % 200}.254", 23000)
     hosts = tmp_path / "hosts"
     hosts.write_text(f"127.0.0.1 localhost\n{local.address(0)} gptddp-worker-0\n")
@@ -108,9 +108,11 @@ def test_two_jobs_of_one_manifest_in_two_networks(
 
 
 @pytest.mark.fault(17)
-def test_a_worker_0_whose_connections_are_reset(jobs, network, tmp_path, ends_undisturbed):
-    """No proof of a death: the two others are a majority. No two write, and healed they are one
-    world."""
+def test_a_worker_0_whose_connections_are_reset_is_dropped(
+    jobs, network, tmp_path, ends_undisturbed
+):
+    """Resets do not prove that it is dead: the two others continue as the majority. Only one side
+    writes, and when the network is mended, all form one world."""
     hosts = tmp_path / "hosts"
     hosts.write_text(f"127.0.0.1 localhost\n{PREFIX}.100 gptddp-worker-0\n")
     job = jobs(

@@ -1,4 +1,4 @@
-"""Peers that are there and say nothing: stopped for a while, busy, hung in Python or in C."""
+"""Silent peers: stopped for a while, busy, or hanging in Python or in C."""
 
 import contextlib
 import math
@@ -17,7 +17,7 @@ from support.waiting import until
 from gptddp.run import lease
 
 DROPPED = "its launcher reports it", "dropped"
-BACK_S = 30.0  # until a pod is back that has woken up, with a margin of several times
+BACK_S = 30.0  # limit for the return of a pod after SIGCONT, several times what it takes
 BUSY_S = 10
 
 
@@ -30,7 +30,7 @@ def job(jobs):
 
 @contextlib.contextmanager
 def stopped(job, i: int, whole_pod: bool) -> Iterator[None]:
-    """SIGSTOP for its worker, or for every process of the pod; it wakes up behind it."""
+    """SIGSTOP for the pod's worker, or for all of its processes; SIGCONT at the end."""
     launcher, worker = job.pid(i), job.worker(i)
     tell = (lambda it: os.killpg(launcher, it)) if whole_pod else (lambda it: os.kill(worker, it))
     tell(signal.SIGSTOP)
@@ -54,9 +54,9 @@ STOPS = [
 
 @pytest.mark.fault(13)
 @pytest.mark.parametrize(("whole_pod", "rank", "seconds"), STOPS)
-def test_a_stopped_rank_is_dropped_and_taken_back(job, strike, whole_pod, rank, seconds):
-    """Within seconds; when it wakes up it is fenced, and comes in again: in the same process, but
-    for the rank 0 that it was."""
+def test_a_stopped_rank_is_dropped_and_joins_again(job, strike, whole_pod, rank, seconds):
+    """It is dropped within seconds. After SIGCONT it cannot write, and joins again: in the same
+    process, unless it was rank 0."""
     job.steady()
     what = f"{'pod' if whole_pod else 'worker'} stopped (SIGSTOP)"
     name, which = f"a {what}" if rank else f"rank 0's {what}", job.by_rank(rank)
@@ -75,7 +75,7 @@ def test_a_stopped_rank_is_dropped_and_taken_back(job, strike, whole_pod, rank, 
 @pytest.mark.fault(13)
 @pytest.mark.parametrize("seconds", [1, pytest.param(3, marks=long)])
 def test_a_short_stop_is_waited_for(job, strike, seconds):
-    """Nobody is dropped."""
+    """A pod that is stopped for a second is not dropped."""
     job.steady()
     known = len(job.worlds())
     what = f"a pod stopped for {seconds} s (SIGSTOP)", "wait"
@@ -85,8 +85,8 @@ def test_a_short_stop_is_waited_for(job, strike, seconds):
 
 
 @pytest.mark.fault(13)
-def test_a_stopped_launcher_is_as_a_stopped_pod(job, strike):
-    """Its worker is cut off with it, and both come in again."""
+def test_a_stopped_launcher_counts_as_a_stopped_pod(job, strike):
+    """Its worker is dropped with it, and joins again in the same process."""
     job.steady()
     which = job.by_rank(2)
     pid, launcher = job.worker(which), job.pid(which)
@@ -100,7 +100,7 @@ def test_a_stopped_launcher_is_as_a_stopped_pod(job, strike):
 
 @pytest.mark.fault(14)
 def test_a_worker_that_holds_the_gil_is_waited_for(job):
-    """For ten seconds: its launcher answers in its place."""
+    """The others wait for it for ten seconds, as its launcher answers in its place."""
     job.steady()
     known, pids = len(job.worlds()), job.workers()
     done = job.order(3, "busy")
@@ -113,9 +113,9 @@ def test_a_worker_that_holds_the_gil_is_waited_for(job):
 
 @pytest.mark.fault(13)
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=long)])
-def test_a_tie_takes_the_lease(job, strike, rank):
-    """One of two is stopped: no majority can say so. The other one goes on when it has the lease;
-    there is one writer, and who wakes up joins again."""
+def test_the_lease_decides_a_tie(job, strike, rank):
+    """One of two pods is stopped, so neither is a majority. The other continues once it has the
+    lease; only one of them writes, and the stopped one joins again."""
     job.steady()
     job.hold(0, 1)
     job.kill(0, 1, back_s=math.inf)
@@ -123,7 +123,7 @@ def test_a_tie_takes_the_lease(job, strike, rank):
     which, whose = job.by_rank(rank), "not the lease's holder" if rank else "the lease's holder"
     pid = job.worker(which)
     tie = f"one of two pods stopped, {whose}", "the lease decides"
-    with (  # it wakes up behind the strike
+    with (  # SIGCONT comes after the strike
         contextlib.ExitStack() as asleep,
         strike(job, *tie, which, before=2, stays=True) as fault,
     ):
@@ -135,8 +135,8 @@ def test_a_tie_takes_the_lease(job, strike, rank):
     job.steady()
 
 
-def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
-    """After all of the above."""
+def test_the_run_equals_an_undisturbed_run(job, ends_undisturbed):
+    """After all these faults, the run has the bits of an undisturbed one."""
     ends_undisturbed(job)
 
 
@@ -156,7 +156,7 @@ def running(corpus, tmp_path_factory) -> Iterator[Training]:
 
 @pytest.fixture
 def three(running: Training) -> Training:
-    """The job with all its ranks, whatever the test before has done to it."""
+    """The job with all its ranks, whatever the previous test has done to it."""
     running.whole()
     return running
 
@@ -170,8 +170,8 @@ def three(running: Training) -> Training:
         ("stick", "stick (faulty_"),
     ],
 )
-def test_a_rank_that_hangs_is_named_with_its_stack_and_replaced(three, fault, frame):
-    """With the GIL or without: its pod says where it hangs, and ends it; the others go on."""
+def test_a_rank_that_hangs_logs_its_stack_and_is_replaced(three, fault, frame):
+    """Its pod logs where it hangs, with or without the GIL, and ends it; the others continue."""
     mark, old, others = len(three.log(1)), three.worker(1), (three.worker(0), three.worker(2))
     three.order(1, fault)
     until(lambda: three.worker(1) != old, "a new worker")
@@ -181,11 +181,11 @@ def test_a_rank_that_hangs_is_named_with_its_stack_and_replaced(three, fault, fr
 
 
 @pytest.mark.fault(14)
-def test_ranks_that_all_wait_for_data_for_ever_are_replaced(three):
-    """Nobody is in a collective, and nobody misses anybody: each ends by its own pulse. What was
-    committed goes on."""
+def test_ranks_that_all_hang_waiting_for_data_are_replaced(three):
+    """No rank is in a collective, so no peer notices. The missing heartbeat ends each rank, and the
+    next life continues from the last commit."""
     old = [three.worker(i) for i in range(3)]
-    step = three.steps()[-1]["step"] + 40  # in the same step, which nobody has come to yet
+    step = three.steps()[-1]["step"] + 40  # one step for all, which no rank has reached yet
     for i in range(3):
         three.order(i, "starve", str(step))
     until(lambda: all(three.worker(i) != old[i] for i in range(3)), "new workers")
@@ -193,8 +193,8 @@ def test_ranks_that_all_wait_for_data_for_ever_are_replaced(three):
     assert " hangs in next_batch (faulty_worker.py:" in three.log(0)
 
 
-def test_the_run_of_the_three_is_the_undisturbed_one(three, corpus, tmp_path):
-    """After all of that no step is missing and every bit is right."""
+def test_the_run_of_three_pods_equals_an_undisturbed_run(three, corpus, tmp_path):
+    """After these hangs no step is missing, and every bit is right."""
     assert [pod.poll() for pod in three.pods.values()] == [None] * 3
     lines = three.steps()
     check_same_lines(lines, undisturbed(tmp_path / "run", corpus, 1, lines[-1]["step"]))

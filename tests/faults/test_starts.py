@@ -1,4 +1,4 @@
-"""A volume on which one read or write fails: at each of them until a life has done a step."""
+"""One read or write of a volume fails: each in turn, until a life has done a step."""
 
 import errno
 import json
@@ -21,7 +21,7 @@ FLAGS = ("--final-lr", "1")  # the rate does not depend on --steps
 
 
 def until_a_step(faults, monkeypatch) -> None:
-    """No read or write fails any more once a step is recorded."""
+    """Let no read or write fail once a step is recorded."""
     step = Recorder.step
 
     def stepping(*args) -> None:
@@ -32,7 +32,7 @@ def until_a_step(faults, monkeypatch) -> None:
 
 
 def begin(kind: str, run, tmp_path) -> None:
-    """A life with a checkpoint, or none; the run is kept."""
+    """Make a run with a checkpoint, or an empty one, and keep a copy."""
     if kind == "checkpoint":
         assert run(*FLAGS, "--steps", "3") == 0
     (tmp_path / "run").mkdir(exist_ok=True)
@@ -40,25 +40,24 @@ def begin(kind: str, run, tmp_path) -> None:
 
 
 def put_back(tmp_path) -> None:
-    """The run as it was kept."""
+    """Restore the run from the copy."""
     shutil.rmtree(tmp_path / "run")
     shutil.copytree(tmp_path / "kept", tmp_path / "run")
 
 
 def records(run) -> tuple[list, dict, str]:
-    """Of each step all its numbers; the newest start; the run id in config.json."""
+    """All numbers of each step; the newest start; the run id in config.json."""
     found = [[line.get(k) for k in (*FIELDS, *SOME)] for line in history(run)]
     start = [event for event in read_ledger(run) if event["event"] == "start"][-1]
     return found, start, json.loads((run / "config.json").read_text())["run_id"]
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-def test_a_read_that_fails_once_is_no_end_of_the_run(
+def test_a_single_failed_read_does_not_end_the_run(
     code, run, corpus, undisturbed, tmp_path, monkeypatch
 ):
-    """EIO or ESTALE at any read of the run directory or the dataset, before the first step is done:
-    the same run, bit for bit, from the same state; or the life ends by an error that is tried
-    again."""
+    """EIO or ESTALE at any read of run directory or dataset before the first step: the run starts
+    from the same state and has the same bits, or the life ends with an error that is retried."""
     monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
     monkeypatch.setattr(blocks, "RETRY_S", (0.0, 0.0))
     begin("checkpoint", run, tmp_path)
@@ -78,7 +77,7 @@ def test_a_read_that_fails_once_is_no_end_of_the_run(
     for at in range(number):
         try:
             assert again(at) == whole, (at, reads.seen[at])
-        except OSError as error:  # the command ends with code 1, and is given again
+        except OSError as error:  # the command ends with code 1, and may be repeated
             assert files.may_pass(error), at
             over += 1
     assert over < number / 4
@@ -86,11 +85,11 @@ def test_a_read_that_fails_once_is_no_end_of_the_run(
 
 @pytest.mark.parametrize("kind", ["new", "checkpoint"])
 @pytest.mark.parametrize("done", [False, True])
-def test_a_write_that_fails_once_is_no_end_of_the_run(
+def test_a_single_failed_write_does_not_end_the_run(
     kind, done, run, undisturbed, tmp_path, monkeypatch, caplog
 ):
-    """EIO at any write of the run directory, as it is asked for or when it is done: the same run,
-    bit for bit, with the same records; the log says what has failed."""
+    """EIO at any write of the run directory, before or after the write is done: the run has the
+    same bits and records, and the log reports what has failed."""
     monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
     monkeypatch.setattr(lines, "RETRY_S", 0.01)
     begin(kind, run, tmp_path)
@@ -114,5 +113,5 @@ def test_a_write_that_fails_once_is_no_end_of_the_run(
         assert again(at) == whole, (at, writes.seen[at])
         if at < len(writes.seen) and "Input/output error" not in caplog.text:
             silent.append(writes.seen[at].replace(str(tmp_path / "run"), "").split())
-    # what is there already need not be made; the ledger may be written in fewer calls
+    # a folder or file that exists need not be made; the ledger may be written in fewer calls
     assert all(it in (["mkdir"], ["open", "/lease.json"]) for it in silent), silent

@@ -1,4 +1,4 @@
-"""The state outlives its pods: who waits, holds it alone or is told to stop has committed it."""
+"""The state outlives its pods: a pod that waits, stops or is the last one commits it."""
 
 import math
 import os
@@ -12,12 +12,12 @@ from support.faulty_jobs import Fault, long
 from gptddp.run.history import read_ledger
 
 SOON_S = 6.0  # several times what a commit of the model takes here
-LONE_S = 3.0  # of steps are lost at most where the last of several pods is
+LONE_S = 3.0  # of steps may be lost with the last pod
 
 
 @pytest.fixture(scope="module")
 def job(jobs):
-    """Four pods of which three may go on; only what a fault makes them commit is saved."""
+    """Four pods, of which three are enough to train; they save only because of a fault."""
     it = jobs(fewest=3)
     it.steady()
     return it
@@ -29,8 +29,8 @@ def newest(job) -> int:
 
 
 @pytest.mark.fault(10)
-def test_a_pod_that_is_told_to_stop(job, strike):
-    """It ends with 143; the others go on, in the same processes, and save at once. Rank 0 too."""
+def test_after_sigterm_a_pod_leaves_and_the_others_save(job, strike):
+    """It exits with 143; the others keep their processes and save at once. Rank 0 does so too."""
     for rank in (2, 0):
         told = f"SIGTERM to {'a pod' if rank else 'rank 0'}", "finish"
         before, i = newest(job), job.by_rank(rank)
@@ -44,8 +44,8 @@ def test_a_pod_that_is_told_to_stop(job, strike):
 
 
 @pytest.mark.fault(10)
-def test_one_that_is_told_to_stop_beside_a_silent_one(jobs):
-    """Of two: it has its state saved before it leaves, though the lease is to expire first."""
+def test_after_sigterm_a_pod_beside_a_silent_pod_saves(jobs):
+    """It saves its state before it leaves, although the lease has to expire first."""
     two = jobs(size=2)
     two.steady()
     silent = two.by_rank(0)
@@ -59,8 +59,8 @@ def test_one_that_is_told_to_stop_beside_a_silent_one(jobs):
 
 
 @pytest.mark.fault(2)
-def test_below_the_fewest_they_wait_and_have_saved(job):
-    """Two of four are too few: no step is done, all steps are saved; then the same two go on."""
+def test_too_few_pods_save_and_wait(job):
+    """Two of four pods save all steps and do no more; then the same two processes continue."""
     job.steady()
     kept = job.worker(1), job.worker(3)
     job.hold(0, 2)
@@ -76,8 +76,8 @@ def test_below_the_fewest_they_wait_and_have_saved(job):
 
 
 @pytest.mark.fault(12)
-def test_those_that_wait_may_be_told_to_stop(job):
-    """Too few, and then SIGTERM to them all: nothing is done again when the job is started anew."""
+def test_pods_that_wait_may_be_stopped(job):
+    """Too few pods wait, and get SIGTERM: the next start of the job does no step again."""
     job.steady()
     job.hold(0, 1)
     job.kill(0, 1, back_s=math.inf)
@@ -91,8 +91,8 @@ def test_those_that_wait_may_be_told_to_stop(job):
 
 @pytest.mark.fault(6)
 @long
-def test_all_pods_at_once_leave_the_newest_checkpoint(job, measured):
-    """What was done since then is done again, with the same bits."""
+def test_the_job_resumes_after_the_loss_of_all_pods(job, measured):
+    """All pods are killed at once: the steps after the newest checkpoint are done again."""
     job.steady()
     done = newest(job)
     with job.fault() as fault:
@@ -102,12 +102,12 @@ def test_all_pods_at_once_leave_the_newest_checkpoint(job, measured):
     assert start["source"].startswith("step-") and start["step"] == done
 
 
-def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
-    """After all of the above."""
+def test_the_run_equals_an_undisturbed_run(job, ends_undisturbed):
+    """After all these faults, the run has the bits of an undisturbed one."""
     ends_undisturbed(job)
 
 
-# -- saves that are hit ----------------------------------------------------------------------------
+# -- kills during a save ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -120,18 +120,18 @@ def saving(jobs):
 
 @pytest.mark.fault(4)
 def test_a_save_outlives_its_worker(saving, strike):
-    """Rank 0 is killed in the middle of it: its pod's saver commits it."""
+    """Rank 0 is killed during a save: the saver of its pod commits it."""
     saving.steady()
     which, what = saving.by_rank(0), "rank 0's worker killed during a commit"
-    with strike(saving, what, "its pod commits; retry", which):
+    with strike(saving, what, "its saver commits; retry", which):
         saving.until(saving.order(which, "save").exists)
         saving.began = time.time()
     assert "is saved, after the end of its rank 0" in saving.pods[which].log.read_text()
 
 
 @pytest.mark.fault(4)
-def test_all_pods_killed_in_a_commit_leave_the_checkpoint_before(saving, measured):
-    """Never neither: the save that was cut off does not count."""
+def test_after_a_kill_during_a_commit_the_previous_checkpoint_counts(saving, measured):
+    """All pods are killed during a commit: there is always a valid checkpoint."""
     saving.steady()
     with saving.fault() as fault:
         saving.until(saving.order(saving.by_rank(0), "commit").exists)
@@ -142,10 +142,10 @@ def test_all_pods_killed_in_a_commit_leave_the_checkpoint_before(saving, measure
 
 
 @pytest.mark.fault(36)
-def test_the_end_may_be_killed_twice(saving, measured, ends_undisturbed):
-    """Rank 0: before the last checkpoint, and its heir again before the run is called finished.
+def test_rank_0_is_killed_twice_at_the_end_of_the_run(saving, measured, ends_undisturbed):
+    """Rank 0 is killed before the last checkpoint, and the next one before the run is finished.
 
-    Success is told once, and the parameters are those of an undisturbed job to the bit.
+    The job succeeds once, and the parameters have the bits of an undisturbed run.
     """
     saving.steady()
     saving.pause(0)
@@ -154,17 +154,18 @@ def test_the_end_may_be_killed_twice(saving, measured, ends_undisturbed):
     saving.kill_at("finish")
     ends_undisturbed(saving)
     fault = Fault(time.time() - began)
-    measured("rank 0's pod killed before and after the last commit", fault, "finishes once")
+    what = "rank 0's pod killed before and after the last commit"
+    measured(what, fault, "finishes once; seconds to the end")
 
 
-# -- the last of several ---------------------------------------------------------------------------
+# -- all pods are lost, one after another ----------------------------------------------------------
 
 PODS = 3
 
 
 @pytest.fixture(scope="module")
 def three(jobs):
-    """Three pods of which one may go on."""
+    """Three pods, of which one is enough to train."""
     it = jobs(size=PODS)
     it.steady()
     return it
@@ -173,9 +174,9 @@ def three(jobs):
 @pytest.mark.fault(8)
 @pytest.mark.parametrize("tries", [1, pytest.param(6, marks=long)])
 @pytest.mark.parametrize("apart_s", [2, pytest.param(10, marks=long)])
-def test_the_last_of_several_pods_saves_what_it_holds(three, measured, apart_s, tries):
-    """All three are lost, one after the other, nobody comes back in between: three seconds of
-    steps are done again at most."""
+def test_the_last_pod_saves_its_state(three, measured, apart_s, tries):
+    """All three pods are killed, one after another, and none comes back in between: at most three
+    seconds of steps are done again."""
     for _ in range(tries):
         three.steady()
         step_s, order = three.step_s(), random.sample(range(PODS), PODS)
@@ -186,11 +187,11 @@ def test_the_last_of_several_pods_saves_what_it_holds(three, measured, apart_s, 
         with three.fault() as fault:
             three.bring_back(*order)
         what = f"all three pods killed {apart_s} s apart"
-        measured(what, fault, "resume from its last commit")
+        measured(what, fault, "resume; seconds from the pods' return")
         print(f"{apart_s} s apart: {fault.redone} steps of {step_s:.2f} s done again")
         assert fault.redone * step_s <= 2 * LONE_S
 
 
-def test_the_run_of_the_three_is_the_undisturbed_one(three, ends_undisturbed):
-    """After all of the above."""
+def test_the_run_of_three_pods_equals_an_undisturbed_run(three, ends_undisturbed):
+    """After all these faults, the run has the bits of an undisturbed one."""
     ends_undisturbed(three)

@@ -1,4 +1,4 @@
-"""Signals to pods and workers of a real job: who leaves, with which code, and what is not lost."""
+"""Signals to pods and workers of a real job: which of them exit, how, and that no step is lost."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from gptddp.run.history import history, read_ledger
 
 PODS = 3
 GRACE_S = 6
-# Slow enough to be hit; each worker says in a file which process it is.
+# Steps are slow enough for a signal to arrive in one. Each worker writes its process id to a file.
 SLOW = """
 _forward_backward = forward_backward
 def forward_backward(ddp, batch, targets, step, *rest):
@@ -73,7 +73,7 @@ class Job(launchers.Job):
         return list(history(self.folder))
 
     def worker(self, i: int) -> int:
-        return int(until((self.gates / f"pod-{i}").read_text))  # it is just being written
+        return int(until((self.gates / f"pod-{i}").read_text))  # it may be half written
 
     def shut(self, gate: str) -> None:
         (self.gates / f"{gate}.reached").unlink(missing_ok=True)
@@ -86,7 +86,7 @@ class Job(launchers.Job):
         until((self.gates / f"{gate}.reached").exists, timeout_s=60)
 
     def stops(self, i: int) -> float:
-        """Seconds until this pod, told to stop, has exited with 143."""
+        """Send SIGTERM to this pod; the seconds until it has exited with 143."""
         begin = time.monotonic()
         self.pods[i].terminate()
         assert self.pods[i].wait(30) == 143, self.log(i)
@@ -108,9 +108,9 @@ def job(corpus, tmp_path):
     yield from ending(make, Job.close)
 
 
-def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job, corpus, tmp_path):
-    """A pod, a worker, a pod as another one joins, a pod whose peer hangs: all in one job. Its
-    steps and what it leaves are those of one process, bit for bit."""
+def test_stopping_pods_and_workers_one_by_one_costs_no_step(job, corpus, tmp_path):
+    """A pod, a worker, a pod while another one joins, and a pod whose peer hangs get SIGTERM in one
+    job. Its steps and its last checkpoint have the bits of one process."""
     flags = ("--eval-every", "100000", "--final-lr", "1")  # the rate does not depend on --steps
     it = job(1, "--steps", "100000", *flags, code=SLOW + LOAD)
     it.start(0, 1, 2)
@@ -151,9 +151,9 @@ def test_pods_and_workers_that_are_stopped_one_by_one_cost_no_step(job, corpus, 
     assert state_fp(done.tensors) == state_fp(load_newest(alone).tensors)
 
 
-def test_the_end_comes_once_with_everything_done(job, corpus, tmp_path):
-    """A stop while loading, a kill in an evaluation, one in the last save: then all end with 0, and
-    the run is that of one process, bit for bit."""
+def test_stops_and_kills_until_the_last_save_change_no_bit(job, corpus, tmp_path):
+    """A pod is stopped while another one loads, a worker is killed in an evaluation, and rank 0 in
+    the last save: all pods exit with 0, and the run has the bits of one process."""
     code = SLOW + LOAD + EVALUATION + LAST_SAVE
     flags = ("--steps", "12", "--eval-every", "6", "--checkpoint-every", "3600")
     it = job(2, *flags, code=code)

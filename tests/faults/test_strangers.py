@@ -1,4 +1,4 @@
-"""A neighbour who reaches every port of the job and has no key."""
+"""A stranger: a client that reaches every port of the job, but lacks its key."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from gptddp.k8s.local import reaper
 
-HELD = 100  # connections at a port, and so many that are never closed
+HELD = 100  # connections that stay open at each port
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def ports(job) -> set[tuple[str, int]]:
 
 
 def bother(where: tuple[str, int], held: list[socket.socket]) -> None:
-    """Say nothing, say nonsense, promise much, or answer a greeting with another key."""
+    """Send nothing, nonsense or the length of a huge message; then one with a wrong signature."""
     with contextlib.suppress(OSError):
         it = socket.create_connection(where, 1)
         held.append(it)
@@ -57,7 +57,7 @@ def bother(where: tuple[str, int], held: list[socket.socket]) -> None:
 
 @contextlib.contextmanager
 def stranger(job) -> Iterator[None]:
-    """Bothers all ports all the time."""
+    """Threads that bother all ports all the time."""
     over, held = threading.Event(), list[socket.socket]()
 
     def at_work() -> None:
@@ -66,7 +66,7 @@ def stranger(job) -> Iterator[None]:
                 bother(where, held)
             while len(held) > HELD * 8:
                 held.pop(0).close()
-            time.sleep(0.1)  # the processor is the others'
+            time.sleep(0.1)  # leave the processor to the job
 
     threads = [threading.Thread(target=at_work) for _ in range(4)]
     for it in threads:
@@ -82,17 +82,17 @@ def stranger(job) -> Iterator[None]:
 
 
 @pytest.mark.fault(39)
-def test_a_stranger_neither_joins_nor_holds_up_a_recovery(job, jobs, strike):
-    """A worker, then a pod is killed while he is at all ports; a pod with another key is no
-    member."""
+def test_a_client_without_the_key_neither_joins_nor_delays_a_recovery(job, jobs, strike):
+    """A worker, and then a pod, is killed while the client connects to all ports. A pod with
+    another key does not become a member."""
     another = jobs(size=5, network=job.network, key="another key" * 4)
     another.hold(0, 1, 2, 3)
     with stranger(job):
         happens = "retry"
-        with strike(job, "a worker killed, a stranger at all ports", happens, 3):
+        with strike(job, "a worker killed, a stranger connects to all ports", happens, 3):
             job.shoot(3)
         another.tick()
-        with strike(job, "a pod killed, a stranger at all ports", happens, 1):
+        with strike(job, "a pod killed, a stranger connects to all ports", happens, 1):
             job.kill(1)
             another.tick()
     assert another.pid(4)
@@ -100,6 +100,6 @@ def test_a_stranger_neither_joins_nor_holds_up_a_recovery(job, jobs, strike):
     assert max(line["world_size"] for line in job.lines()) == 4
 
 
-def test_the_run_is_the_undisturbed_one(job, ends_undisturbed):
-    """After all of the above."""
+def test_the_run_equals_an_undisturbed_run(job, ends_undisturbed):
+    """After all these faults, the run has the bits of an undisturbed one."""
     ends_undisturbed(job)

@@ -106,7 +106,7 @@ def the_team(kueue, new_namespace, corpus) -> Iterator[Team]:
 
 @pytest.fixture
 def team(the_team) -> Iterator[Team]:
-    """The same for each test, with an open queue, and without jobs of another one."""
+    """The team, with an open queue, and without jobs of other tests."""
     yield the_team
     the_team.open()
     the_team.empty()
