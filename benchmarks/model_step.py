@@ -41,7 +41,7 @@ def model_step(
         nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip)
         optimizer.prepare()
         optimizer.step()
-        made.settle()
+        made.stepped()
         optimizer.zero_grad()
         return nats / targets
 

@@ -72,7 +72,7 @@ class Side:
         nn.utils.clip_grad_norm_(self.net.parameters(), self.c.grad_clip)
         self.optimizer.prepare()
         self.optimizer.step()
-        self.sums.settle()
+        self.sums.stepped()
         self.optimizer.zero_grad()
 
     def sum(self) -> None:

@@ -25,7 +25,7 @@ from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import use
 from gptddp.distributed.process import run
 from gptddp.model import gpt, optim
-from gptddp.model.buckets import settle
+from gptddp.model.buckets import settle_buckets
 from gptddp.model.micro_batches import autocast, of_step
 from gptddp.model.optim import Optimizer
 from gptddp.model.sums import Sums
@@ -48,13 +48,13 @@ def train(life: Life) -> None:
         optimizer = optim.build(net, c, world)
         ddp = DDP(net, gradient_as_bucket_view=True)  # all ranks
         sums = sums_of(ddp, c, world)
-        settle(ddp, sums, c, world)  # all ranks
+        settle_buckets(ddp, sums, c, world)  # all ranks
         state = optim.state_tensors(net, optimizer) | sums.tensors()
         life.restore(net, state, sums)  # all ranks
 
-        # -- the worlds: each lasts until a rank is lost or joins -------------------------------
+        # -- the worlds: each lasts until a rank is lost or joins, the last until the end --------
         while not life.worlds.is_over:
-            with life.worlds.around():  # all ranks: the next world continues there
+            with life.worlds.around():  # all ranks; a lost peer ends this block, not the process
                 steps(life, ddp, optimizer, sums)
 
 
@@ -62,7 +62,8 @@ def steps(life: Life, ddp: DDP, optimizer: Optimizer, sums: Sums) -> None:
     """All ranks: do the remaining steps, as long as the world lasts."""
     c, world = life.config, life.world
     optimizer.zero_grad()  # an interrupted step may have left gradients
-    # the previous life or world may have ended after a step, but before its evaluation or check
+    # the previous life or world may have ended after a step, but before its evaluation, or its
+    # comparison of the replicas
     life.complete_line()  # all ranks
     while life.goes_on:
         batch = life.next_batch()
@@ -76,12 +77,12 @@ def steps(life: Life, ddp: DDP, optimizer: Optimizer, sums: Sums) -> None:
         nats = forward_backward(ddp, batch, agreed.targets, life.step, c, world, sums)
         loss = nats / agreed.targets
         norm = nn.utils.clip_grad_norm_(ddp.parameters(), c.grad_clip or math.inf).item()
-        optimizer.prepare()  # all ranks (Muon); it changes no state
+        optimizer.prepare()  # all ranks: Muon gathers its updates; the state is still unchanged
         numbers = {"loss": loss, "grad_norm": norm, "lr": lr}
         with life.stepping(batch, agreed, numbers, sums.wait_s) as finite:
             if finite:  # else the step is skipped, on every rank
                 optimizer.step()
-                sums.settle()
+                sums.stepped()
             optimizer.zero_grad()
         if life.is_evaluation_due:
             life.evaluate()  # all ranks
@@ -91,7 +92,7 @@ def steps(life: Life, ddp: DDP, optimizer: Optimizer, sums: Sums) -> None:
         if agreed.save:
             life.save()
     if not life.worlds.ends:
-        # only `agree` finds that the time is up: the last step may lack its evaluation
+        # if `agree` has found that the time is up, the last step still lacks its evaluation
         life.complete_line()  # all ranks
         life.end()  # all ranks: wait until the last state is on disk, ten minutes at most
 
@@ -101,13 +102,13 @@ def forward_backward(
 ) -> float:
     """All ranks: compute the gradient of the mean loss over all targets of the step.
 
-    Returns the summed loss in nats. Ranks may have different numbers of slots, so each synchronises
-    in its last micro-batch only. no_sync is around the forward pass too: there DDP decides whether
-    the backward pass synchronises.
+    Returns the summed loss in nats. Ranks may have different numbers of slots (a slot: the rows of
+    a lane in a step), so each synchronises in its last micro-batch only. no_sync is around the
+    forward pass too: there DDP decides whether the backward pass synchronises.
     """
     first_slot = lanes.owned(world.rank, world.world_size, c.lanes).start
     factor = sums.begin(targets)
-    while True:  # again, if a grid of the sums did not fit
+    while True:  # exact sums try again if a gradient was too large for its grid
         for part in of_step(batch, step, first_slot, c, world.device):
             if c.dropout:
                 torch.manual_seed(part.seed(c, step))

@@ -137,7 +137,8 @@ def test_who_needs_torch_says_so_at_once(tmp_path, command):
 
 
 @pytest.mark.parametrize(
-    "command", [["report", "{}"], ["runs", "{}"], ["checkpoints", "{}"], ["fingerprints"] + ["{}"] * 2]
+    "command", [["report", "{}"], ["runs", "{}"], ["checkpoints", "{}"]]
+    + [["fingerprints", "{}", "{}"]]
 )  # fmt: skip
 def test_a_terminal_shows_that_a_command_reads_runs(tmp_path, command):
     """Logs and checkpoints may be large: the command is not silent while it reads them."""

@@ -9,7 +9,7 @@ from gptddp.model.micro_batches import autocast
 from gptddp.model.sums import Sums
 
 
-def settle(ddp: DDP, sums: Sums, c: Config, world: World) -> None:
+def settle_buckets(ddp: DDP, sums: Sums, c: Config, world: World) -> None:
     """All ranks: run two passes and discard their gradients, before the state is loaded.
 
     DDP rebuilds its buckets once, in the forward pass after the first backward pass, in the order

@@ -142,7 +142,7 @@ class FastSums(_Sums):
         self.wait_s = time.monotonic() - self._issued
         return nats
 
-    def settle(self) -> None:
+    def stepped(self) -> None:
         """Call this after a step has changed the model."""
 
 
@@ -262,7 +262,7 @@ class ExactSums(_Sums):
             return exponent
         return max(-_RANGE, min(_RANGE, self._bits - _ROOM - math.frexp(most)[1]))
 
-    def settle(self) -> None:
+    def stepped(self) -> None:
         """After a step has changed the model: keep its grids for the next step."""
         self._exponents.copy_(torch.tensor(self._next, dtype=torch.int32))
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from gptddp.config import Config, with_preset
 from gptddp.distributed.connect import World, connect
 from gptddp.model import sums
-from gptddp.model.buckets import settle
+from gptddp.model.buckets import settle_buckets
 from gptddp.model.gpt import build
 from gptddp.train import forward_backward
 from gptddp.training.agree import agree
@@ -45,7 +45,7 @@ def gradients(world: World, reduce: str) -> tuple[np.ndarray, int]:
     net = build(CONFIG, 257, world.device)
     ddp = DDP(net, gradient_as_bucket_view=True)
     made = sums.build(ddp, dataclasses.replace(CONFIG, reduce=reduce), world)
-    settle(ddp, made, CONFIG, world)
+    settle_buckets(ddp, made, CONFIG, world)
     layout = made.layout()
     where = {"rank": world.rank, "world_size": world.world_size}
     with open_loader(corpus(), batch=CONFIG.batch, **where) as loader:

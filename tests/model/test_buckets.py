@@ -24,7 +24,7 @@ from gptddp.distributed.members import View
 from gptddp.distributed.replicas import state_fp
 from gptddp.errors import Broken
 from gptddp.model import gpt, optim, sums
-from gptddp.model.buckets import settle
+from gptddp.model.buckets import settle_buckets
 from gptddp.run.progress import Progress
 from gptddp.train import forward_backward
 
@@ -77,7 +77,7 @@ def found(world: World, me: int, kind: str) -> list[Any]:
     optimizer = optim.build(net, c, world)
     ddp = DDP(net, gradient_as_bucket_view=True, bucket_cap_mb=0.02)  # many buckets
     made = sums.build(ddp, c, world)
-    settle(ddp, made, c, world)
+    settle_buckets(ddp, made, c, world)
     layout, states, progress = made.layout(), list[int](), Progress()
 
     def die(_: torch.Tensor) -> None:
@@ -107,7 +107,7 @@ def found(world: World, me: int, kind: str) -> list[Any]:
                 loader.move(world.rank, world.world_size, state)
                 continue
             optimizer.step()
-            made.settle()
+            made.stepped()
             optimizer.zero_grad()
             state = loader.state(cursors)
             progress = replace(progress, step=progress.step + 1)

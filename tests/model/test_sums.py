@@ -86,7 +86,7 @@ def test_a_tensor_that_is_summed_in_chunks_has_the_same_bits(world, monkeypatch,
     found, passes, parts = summed(world, gradients)
     assert passes == 2 and torch.equal(found, wanted)
     for sums in (whole, parts):
-        sums.settle()
+        sums.stepped()
     assert torch.equal(parts.tensors()["sums.exponents"], whole.tensors()["sums.exponents"])
 
 
@@ -109,7 +109,7 @@ def test_no_grid_that_is_kept_is_too_coarse(world):
     gradients[:, 0] *= 1000
     exact = gradients.double().sum(0)
     _, _, sums = summed(world, gradients)
-    sums.settle()
+    sums.stepped()
     exponent, passes, kept = int(sums.tensors()["sums.exponents"]), 1, []
     while passes == 1:
         found, passes, _ = summed(world, gradients, exponent - len(kept))
@@ -124,7 +124,7 @@ def test_no_grid_that_is_kept_is_too_fine(world):
     large, small = torch.ones(5, 1000), normal(scale=2.0**-45)[:2]
     gradients, other = torch.cat([large, small, -large]), torch.cat([large, -large, small])
     _, _, sums = summed(world, gradients)
-    sums.settle()
+    sums.stepped()
     exponent, kept = int(sums.tensors()["sums.exponents"]), 0
     while (found := summed(world, gradients, exponent + kept))[1] == 1:
         assert torch.equal(found[0], summed(world, other, exponent + kept)[0])
@@ -136,7 +136,7 @@ def test_a_tensor_that_no_grid_fits_does_not_repeat_steps(world):
     """Its grid is the finest one, and does not change when another tensor's grid does."""
     gradients = normal(scale=2.0**-90)
     _, passes, sums = summed(world, gradients, bias=True)
-    sums.settle()
+    sums.stepped()
     finest, other = sums.tensors()["sums.exponents"].tolist()
     assert passes == 2 and finest == 100
     _, passes, _ = summed(world, gradients, [finest, other - 1], bias=True)
@@ -148,7 +148,7 @@ def test_a_grid_that_does_not_fit_is_replaced(world, exponents):
     """Too coarse or too fine: the step is done twice, and the sum is that of a grid that fits."""
     gradients = normal()
     wanted, _, sums = summed(world, gradients)
-    sums.settle()
+    sums.stepped()
     fitting = int(sums.tensors()["sums.exponents"])
     again, passes, lost = summed(world, gradients, exponents)
     assert passes == 2 and torch.equal(again, wanted)
@@ -164,7 +164,7 @@ def test_a_gradient_that_is_not_finite_reaches_the_sum(world, value):
     gradients[5, 7] = value
     found, passes, sums = summed(world, gradients, 30)
     assert passes == 1 and not math.isfinite(found[7])
-    sums.settle()
+    sums.stepped()
     assert int(sums.tensors()["sums.exponents"]) == 30
 
 
