@@ -31,10 +31,10 @@ def forward_backward(ddp, batch, targets, step, *rest):
     return _forward_backward(ddp, batch, targets, step, *rest)
 """
 LOAD = """
-_settle = settle
-def settle(*args):
+_settle_buckets = settle_buckets
+def settle_buckets(*args):
     gate("load-" + os.environ["POD_NAME"])
-    _settle(*args)
+    _settle_buckets(*args)
 """
 EVALUATION = """
 from gptddp.training import life

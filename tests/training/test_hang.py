@@ -36,11 +36,11 @@ def next_batch(loader, *args):
 quarantine.next_batch = next_batch
 """
 START = """
-_settle = settle
-def settle(*args):
+_settle_buckets = settle_buckets
+def settle_buckets(*args):
     if times('hang', TIMES):
         time.sleep(100)
-    return _settle(*args)
+    return _settle_buckets(*args)
 """
 SLOW = """
 from gptddp.data.blocks import Source
