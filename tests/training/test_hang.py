@@ -152,6 +152,6 @@ def test_a_volume_that_does_not_answer_is_no_error_of_the_trainer(life, tmp_path
 def test_a_hang_before_the_first_step_is_not_counted(life, tmp_path):
     """A volume may recover: the next life continues as if nothing had failed."""
     code, said = life(START, times=1, first_s=0.3)
-    assert code == 1 and "hangs in settle (<string>:" in said
+    assert code == 1 and "hangs in settle_buckets (<string>:" in said
     assert life()[0] == 0
     assert not (tmp_path / "run" / "faults").exists()
