@@ -19,7 +19,7 @@ def no_authorities():
 
 
 @pytest.fixture(scope="session")
-def said():
+def logged():
     """The log lines of rank 0 up to a stalled step, written by the real code."""
     return of_a_life()
 

@@ -40,7 +40,7 @@ COMMANDS = {  # of causes whose command names more than the job, or fixes the ca
 @pytest.mark.parametrize(
     ("id", "facts", "words"), CASES, ids=[f"{n}-{case[0]}" for n, case in enumerate(CASES)]
 )
-def test_what_a_cluster_says_is_a_cause_with_its_command(id, facts, words):
+def test_a_clusters_objects_give_a_cause_with_its_command(id, facts, words):
     """The first cause has the expected id; its sentence has the words and ends with the command."""
     found = why.causes(facts)[0]
     assert found.id == id and words in found.sentence, found.sentence
@@ -102,7 +102,7 @@ def test_a_command_can_be_pasted():
 
 @pytest.mark.parametrize("facts", [*WELL, replace(runs(), now=SOON), runs(unseen="no right")])
 def test_a_healthy_job_has_no_cause(facts):
-    """Each case would be a cause a little later, or if it happened once more."""
+    """Each of these jobs would have a cause a little later, or after one more event."""
     assert all(it.id in ("starting", "no-operator") for it in why.causes(facts))
 
 

@@ -1,4 +1,4 @@
-"""The `gptddp-k8s` command for its users: output, messages, exit codes, its start."""
+"""The `gptddp-k8s` command: its output, messages, exit codes and start."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_render_prints_objects_on_stdout_and_notes_on_stderr(k8s):
 
 
 def test_every_mistake_is_reported_at_once_and_no_secret_is_shown(k8s):
-    """One line per broken rule, or per text of the wrong form, so that one try shows all
+    """Each broken rule and each malformed option gives one line, so that one try shows all
     mistakes."""
     result = k8s("render", "--env", "RANK=1", "--env", "HF_TOKEN=hunter2", "--grace-s", "1")
     assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["error"] * 3
@@ -51,7 +51,7 @@ def test_every_mistake_is_reported_at_once_and_no_secret_is_shown(k8s):
     assert result.stderr.count("[format]") == 3
 
 
-def test_submit_local_runs_what_render_prints(k8s, monkeypatch, tmp_path):
+def test_submit_local_runs_the_rendered_objects(k8s, monkeypatch, tmp_path):
     """The local run gets the rendered objects and its options; its exit code is returned."""
     calls = []
     monkeypatch.setattr(run, "run", lambda objects, **how: calls.append((objects, how)) or 100)
@@ -64,7 +64,7 @@ def test_submit_local_runs_what_render_prints(k8s, monkeypatch, tmp_path):
 
 
 def test_submit_local_warns_of_options_without_effect(k8s, monkeypatch):
-    """One line with the options that only a cluster uses; no line without such options."""
+    """One warning names the options that only a cluster uses; without them there is none."""
     monkeypatch.setattr(run, "run", lambda objects, **how: 0)
     asked = ["--toleration", "spot", "--node-selector", "a=b"]
     result = k8s("submit", "--local", *asked)
@@ -72,7 +72,7 @@ def test_submit_local_warns_of_options_without_effect(k8s, monkeypatch):
     assert k8s("submit", "--local", "--cpu", "1").stderr == ""
 
 
-def test_the_help_has_every_option_and_those_of_pods_apart(k8s):
+def test_help_describes_every_option_and_groups_the_pod_options(k8s):
     """Each option of a command has a help text; options for pods have their own group."""
     assert k8s("--version").stdout == f"gptddp-k8s {__version__}\n"
     for name, command in cli.commands.items():

@@ -1,4 +1,4 @@
-"""The module over the package `kubernetes`, against a real socket."""
+"""`gptddp.k8s.cluster`, our layer over the package `kubernetes`, against a real socket."""
 
 import contextlib
 import socket
@@ -22,7 +22,7 @@ def test_deleting_a_missing_object_is_no_error(api, cluster):
         cluster.delete("Secret", "none")
 
 
-# -- what a server answers -----------------------------------------------------------------------
+# -- answers of a server -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ OTHER = "{} answers with .*, unlike the API server of a cluster"
     ],
 )
 def test_a_server_that_is_no_api_server_is_named(answering, answers, words):
-    """The error has the address of the login page, proxy or program, and no hint to the
-    operator."""
+    """The error has the address of the login page, proxy or program, and does not suggest to
+    install the operator."""
     cluster = answering(*answers)
     with pytest.raises(ClusterError, match=words.format(cluster.server)):
         cluster.get("PyTorchJob", "demo")
@@ -152,7 +152,7 @@ def test_a_last_line_without_an_end_is_returned_too(log, cluster):
 
 
 def test_a_silent_log_is_given_up(log, cluster):
-    """With `quiet_s` a log without a byte for that time is an error."""
+    """With `quiet_s`, a log that is silent for that time is an error."""
     log.done = False
     lines = cluster.log("demo-worker-0", follow=True, quiet_s=0.3)
     assert [next(lines), next(lines)] == [" ".join(it) for it in log.lines]

@@ -40,11 +40,11 @@ def git(folder, *words):
     subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True)
 
 
-# -- what counts ---------------------------------------------------------------------------------
+# -- included files ------------------------------------------------------------------------------
 
 
 def test_without_git_all_visible_python_files_are_included(own, monkeypatch):
-    """There is no repository, or no git on this machine."""
+    """This holds for a folder without a repository, and on a machine without git."""
     write(own, {".env": "TOKEN=1", ".venv/a.py": "", "mine/.b.py": "", "mine/table.bin": ""})
     assert sorted(read(own).files) == sorted(OWN)
     git(own, "init")
@@ -53,7 +53,7 @@ def test_without_git_all_visible_python_files_are_included(own, monkeypatch):
 
 
 def test_in_a_repository_the_files_that_git_lists_are_included(own, monkeypatch):
-    """Tracked or untracked files, without ignored, deleted and hidden ones."""
+    """Tracked and untracked files are included; ignored, deleted and hidden files are not."""
     git(own, "init")
     gone = {"gone.py": "", "mine/data/a.bin": "x", "mine/data/b.txt": "", "cache/a.py": ""}
     write(own, {**gone, ".gitignore": "cache/\n*.bin\n", "mine/data/.gitignore": "!a.bin\n"})
@@ -68,7 +68,7 @@ def test_in_a_repository_the_files_that_git_lists_are_included(own, monkeypatch)
 
 
 def test_submodules_and_inner_repositories_are_included(own, tmp_path):
-    """One that is not checked out has no files; a link to a repository is not followed."""
+    """A submodule that is not checked out has no files; a link to a repository is refused."""
     library = write(tmp_path / "library", {"library.py": "", "junk.txt": ""})
     git(library, "init")
     write(library, {".gitignore": "junk.txt\n"})
@@ -95,7 +95,7 @@ def test_submodules_and_inner_repositories_are_included(own, tmp_path):
     ],
 )
 def test_an_error_of_git_is_reported_in_its_words(own, monkeypatch, folder, variable, words):
-    """The folder is in another user's repository, or inside .git."""
+    """Git refuses a folder in another user's repository, and a folder inside .git."""
     git(own, "init")
     monkeypatch.setenv(variable, "1")
     with pytest.raises(ConfigError, match=f"git does not list the files of .*{words}"):
@@ -136,7 +136,7 @@ def test_a_link_inside_the_folder_becomes_a_file(own):
     assert read(own).files["mine/second.py"].data == b"A = 1\n"
 
 
-# -- what is refused -----------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------
 
 
 def link(path, target):
@@ -177,11 +177,11 @@ def test_code_that_no_pod_could_run_is_refused(own, case):
 
 
 def test_a_part_of_our_package_is_refused_without_an_init_file_too(own):
-    """Its modules would be outside of the package, and train nothing."""
+    """Modules of such a folder would be outside of the package, and train nothing."""
     for folder in (own / "gptddp", own / "gptddp/model"):
         with pytest.raises(ConfigError, match="contains the package gptddp/"):
             _ = read(folder).files
-    checkout = write(own / "gptddp", {"gptddp/train.py": ""})  # one may have any name
+    checkout = write(own / "gptddp", {"gptddp/train.py": ""})  # a checkout may have any name
     assert "gptddp/train.py" in read(checkout).files
 
 
@@ -215,7 +215,7 @@ def test_a_command_that_does_not_use_code_does_not_read_it(own, tmp_path):
     assert CliRunner().invoke(cli, ["render", "-f", str(toml)]).exit_code == 2
 
 
-# -- what is rendered ----------------------------------------------------------------------------
+# -- rendered objects ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("nbytes", "suffixes"), [(0, [""]), (1_500_000, ["-0", "-1", "-2"])])
@@ -253,7 +253,7 @@ def test_a_job_with_code_has_config_maps_and_names_its_hash(own, tmp_path, nbyte
 
 
 def test_the_code_is_summarized_in_a_note(own):
-    """Hash, number of files and size, so that unwanted files are noticed."""
+    """Hash, number of files and size are printed, so that unwanted files are noticed."""
     said, found = CliRunner().invoke(cli, ["render", "--code", str(own)]).stderr, read(own)
     assert f"own code {found.sha256[:12]}: 3 files of {own}, {len(found.archive)} bytes" in said
 

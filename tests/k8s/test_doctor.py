@@ -112,7 +112,7 @@ MAY_NOT = (403, "it is forbidden: U cannot list resource")
         (NODES, items(), ["--image-pull-secret", "reg"], "needs", "warn", "create secret docker-"),
     ],
 )  # fmt: skip
-def test_what_a_cluster_lacks_is_found_with_its_fix(api, path, answer, args, id, status, words):
+def test_a_missing_part_is_found_with_its_fix(api, path, answer, args, id, status, words):
     """Each check reports the problem; a failed check sets the exit code."""
     api.paths[path] = answer
     code, found = doctor(api, *args)
@@ -132,7 +132,7 @@ def test_what_a_cluster_lacks_is_found_with_its_fix(api, path, answer, args, id,
     ],
 )
 def test_a_refusal_is_reported_in_the_servers_words(api, kind, refusal, id, words):
-    """The server refuses the job, a companion or a pod: quotas, policies, Pod Security, typos."""
+    """If the server refuses the job, a companion or a pod, one check has its message or the fix."""
     api.refuse[kind] = refusal
     code, found = doctor(api)
     assert code == 1 and found[id]["status"] == "fail"
@@ -174,8 +174,8 @@ def test_a_queue_says_whether_it_admits_jobs(api, queue, args, status, words):
     assert words in f"{found['queue']['text']}; {found['queue']['fix']}"
 
 
-def test_without_an_api_server_there_is_one_line(api):
-    """It says that the server is away; all other checks are skipped."""
+def test_without_an_api_server_only_one_check_is_printed(api):
+    """The check says that the server is away, and has a fix; all other checks are skipped."""
     api.down = True
     done = api.command_line("doctor")
     assert done.exit_code == 1 and done.stdout.startswith("fail  api")

@@ -17,7 +17,7 @@ def dry(k8s, *args):
     return result.exit_code, found, result.stderr
 
 
-def test_a_dry_run_says_what_would_be_created(api, k8s):
+def test_a_dry_run_lists_the_objects_that_would_be_created(api, k8s):
     """It lists all objects that a submit creates, and tries a pod; the server stores none."""
     code, found, _ = dry(k8s)
     assert code == 0 and api.writes == [] and api.all() == []
@@ -27,8 +27,8 @@ def test_a_dry_run_says_what_would_be_created(api, k8s):
     assert {it["kind"] for it in api.dry_runs} == {*RENDERED, "Pod", "PyTorchJob"}
 
 
-def test_a_dry_run_says_what_differs(api, k8s):
-    """It lists differing fields; fields added by the server or by others do not count."""
+def test_a_dry_run_lists_differing_fields(api, k8s):
+    """Fields that the server or others have added do not count."""
     submit(k8s)
     made = worker(job(api))
     made["template"]["metadata"]["creationTimestamp"] = None
@@ -53,8 +53,9 @@ def test_a_dry_run_says_what_differs(api, k8s):
     }
 
 
-def test_a_dry_run_says_what_a_submit_would_refuse_or_replace(api, k8s):
-    """Exit code 2 with the fields on stdout and the way out; with --replace, the replacement."""
+def test_a_dry_run_reports_a_refusal_or_a_replacement(api, k8s):
+    """A refusal has exit code 2, the fields and the way out; with --replace, the job is
+    replaced."""
     submit(k8s)
     ports = container(job(api))["ports"]
     ports[0]["protocol"], ports[1]["protocol"] = "TCP", "UDP"  # by the server; by somebody

@@ -26,29 +26,29 @@ def render(command):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_example_is_what_its_command_prints(name):
-    """Byte for byte.
+def test_an_example_is_the_output_of_its_command(name):
+    """The file equals the output, byte for byte.
 
-    After a change that is meant: `PYTHONPATH=tests python tests/k8s/test_examples.py`.
+    After an intended change: `PYTHONPATH=tests python tests/k8s/test_examples.py`.
     """
     assert (JOBS / name).read_text() == render(COMMANDS[name])
 
 
 def test_every_example_has_its_command():
-    """Each file has a line in the README."""
+    """Each example file has a line in the README, and each line a file."""
     assert {path.name for path in JOBS.glob("*.yaml")} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_the_job_of_a_cloud_is_allowed(cloud):
-    """It renders without a warning, like its `prepare` Job, in the namespace of the claims."""
+    """A cloud's job and `prepare` Job render without a warning, in the namespace of the claims."""
     file = OVERLAYS / cloud / "job.toml"
     for command in ("render", "prepare --source texts --dry-run"):
         result = CliRunner().invoke(cli, [*command.split(), "-f", str(file)])
         assert result.exit_code == 0 and "warning" not in result.stderr, result.stderr
         documents = list(yaml.safe_load_all(result.stdout))
         assert {it["metadata"]["namespace"] for it in documents} == {"gptddp"}
-        if cloud == "openshift":  # which refuses it of any pod
+        if cloud == "openshift":  # refuses a pod with fsGroup
             assert "fsGroup" not in result.stdout
         image = re.search(r"image: (\S+)", result.stdout)
         assert image and image[1].endswith(f"/gptddp:{__version__}")
@@ -79,7 +79,7 @@ def test_the_clouds_have_their_documented_differences():
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_every_claim_of_a_cloud_has_a_class_for_several_nodes(cloud):
+def test_every_cloud_sets_the_storage_class_of_its_claims(cloud):
     """Its kustomization sets a storage class for the claims of k8s/base."""
     made = yaml.safe_load((OVERLAYS / cloud / "kustomization.yaml").read_text())
     (patch,) = made["patches"]

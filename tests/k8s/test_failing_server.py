@@ -17,7 +17,7 @@ from support.writable_api_server import LOST_ANSWER, NO_ANSWER, end, job, submit
 from gptddp.k8s.objects import suspended
 from gptddp.k8s.render import manifest
 
-FAULTS = {  # by method; a 404 to a DELETE would be the truth, and no failure
+FAULTS = {  # by method; 404 to a DELETE is no failure: the object is gone
     "GET": (500, 403),
     "POST": (403, 409, NO_ANSWER, LOST_ANSWER),
     "PATCH": (403, 404, 409, NO_ANSWER, LOST_ANSWER),
@@ -69,7 +69,7 @@ COMMANDS = {  # the preparation, the command
     "resume": (suspended_job, ["resume", "demo"]),
     "prepare": (failed_prepare, ["prepare", "--source", "runs/texts"]),
 }
-SAYINGS = {  # beginning of the error's second line: is it true for the state before and after?
+SAYINGS = {  # how the error's second line begins: is that true for the state before and after?
     "nothing was ": lambda before, after: before == after,
     "the job was not changed": lambda before, after: before == after,
     "the job was not created": lambda before, after: not has_job(after),
@@ -158,7 +158,7 @@ def run(api, begin, args):
 
 @pytest.mark.parametrize("forbidden", [1, 2])
 def test_a_missing_job_is_reported_without_further_rights(api, forbidden):
-    """Exit code 102 without the right to look for a short Job of the name, or for similar names."""
+    """The exit code is 102 even if short Jobs, or jobs with similar names, may not be listed."""
     api.fault = (forbidden, 403)
     result = api.command_line("suspend", "demo")
     assert api.requests == ["GET pytorchjobs", "GET jobs", "GET pytorchjobs"]
@@ -173,7 +173,7 @@ def test_a_missing_job_is_reported_without_further_rights(api, forbidden):
     ],
 )
 def test_a_job_with_only_a_master_is_handled(api, k8s, command):
-    """Whether it has our labels or not, commands work or are refused with a message."""
+    """With our labels or without, commands work or are refused with a message."""
     for labels in (manifest.labels("demo"), {}):
         specs = copy.deepcopy(render_job({"name": "demo"})["spec"]["pytorchReplicaSpecs"])
         made = {"kind": "PyTorchJob", "metadata": {"name": "demo", "labels": labels, "uid": "u"}}

@@ -1,4 +1,4 @@
-"""delete, scale, suspend and resume against a small API server on a real socket."""
+"""`delete`, `scale`, `suspend` and `resume` against a small API server on a real socket."""
 
 import time
 from types import SimpleNamespace
@@ -24,7 +24,8 @@ def disown(api):
 
 
 def test_delete_removes_the_job_and_its_objects(api, k8s, tmp_path):
-    """One request; the collector deletes owned objects, own code too. The run directory stays."""
+    """Delete sends one request; the garbage collector deletes owned objects, own code too. The run
+    directory stays."""
     (tmp_path / "code/gptddp").mkdir(parents=True)
     (tmp_path / "code/gptddp/a.py").write_text("x = 1\n")
     submit(k8s, "--code", str(tmp_path / "code"))
@@ -38,8 +39,8 @@ def test_delete_removes_the_job_and_its_objects(api, k8s, tmp_path):
     assert k8s("delete", "demo").exit_code == 102
 
 
-def test_a_job_that_another_delete_removed_first_is_not_there(api, k8s, monkeypatch):
-    """Exit code 102 and the usual message, not that of a job that was replaced."""
+def test_a_job_that_another_delete_removed_first_is_missing(api, k8s, monkeypatch):
+    """The exit code is 102, with the message of a missing job, and not of a replaced one."""
     submit(k8s)
     real = Cluster.delete
 
@@ -55,7 +56,7 @@ def test_a_job_that_another_delete_removed_first_is_not_there(api, k8s, monkeypa
 
 @pytest.mark.parametrize("there", [True, False], ids=["job", "no job"])
 def test_delete_removes_objects_without_an_owner(api, k8s, there):
-    """Companions without an owner, and short Jobs; also if the job does not exist any more."""
+    """Companions without an owner and short Jobs are deleted, also after their job."""
     submit(k8s)
     disown(api)
     labels = job(api)["metadata"]["labels"]
@@ -68,8 +69,8 @@ def test_delete_removes_objects_without_an_owner(api, k8s, there):
     assert 'networkpolicy.networking.k8s.io "demo" deleted\n' in result.stdout
 
 
-def test_an_object_without_a_right_to_delete_it_is_named(api, k8s):
-    """Exit code 0, then 102; each time a message names the object and the command."""
+def test_an_object_that_may_not_be_deleted_is_named(api, k8s):
+    """The exit code is 0, and the next time 102; both messages have the object and the command."""
     submit(k8s)
     disown(api)
     api.forbidden = {"DELETE secrets", "GET configmaps", "GET jobs"}
@@ -84,7 +85,7 @@ def test_an_object_without_a_right_to_delete_it_is_named(api, k8s):
 
 
 def test_a_short_job_that_may_not_be_deleted_is_an_error(api, k8s):
-    """It continues to run: the job is deleted, and the exit code is 1."""
+    """The job is deleted; the exit code is 1, as the short Job continues to run."""
     submit(k8s)
     api.put({"kind": "Job", "metadata": {"name": "demo", "labels": job(api)["metadata"]["labels"]}})
     api.forbidden = {"DELETE jobs"}

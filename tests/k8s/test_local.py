@@ -14,11 +14,11 @@ from support.manifests import container, pod_spec, worker
 from gptddp.k8s.local.container import localized
 from gptddp.k8s.local.controller import Controller
 
-# -- what a pod sees ---------------------------------------------------------------------------
+# -- environment of a pod ----------------------------------------------------------------------
 
 
 def test_a_pod_has_the_environment_of_operator_and_kubelet(finish, tmp_path, monkeypatch):
-    """Environment, address, arguments, volumes and CPUs are the manifest's."""
+    """A local pod has the environment, address, arguments, volumes and CPUs of its manifest."""
     code = """
 seen = {"env": dict(os.environ), "args": sys.argv[1:], "cpus": [*os.sched_getaffinity(0)],
         "session": os.getsid(0) == os.getpid()}
@@ -63,8 +63,8 @@ wait("job-worker-0.json"), wait("job-worker-1.json")
     assert one["cpus"] != two["cpus"] or os.cpu_count() == 1
 
 
-def test_scratch_is_deep_in_the_job_and_short_enough_for_a_socket(finish, tmp_path):
-    """TMPDIR is in the job's folder, holds a Unix socket, and is removed with the pod."""
+def test_tmpdir_is_in_the_job_folder_and_short_enough_for_a_socket(finish, tmp_path):
+    """TMPDIR is in the job's folder, can hold a Unix socket, and is removed with the pod."""
     code = """
 import socket, tempfile
 folder = tempfile.mkdtemp(prefix="pymp-")
@@ -88,13 +88,14 @@ socket.socket(socket.AF_UNIX).bind(folder + "/listener-abcdefgh")
     ],
 )  # fmt: skip
 def test_mount_paths_become_folders(text, local_text):
-    """Whole mount paths are replaced at the beginning of a path, the longest first."""
+    """A mount path at the beginning of a path is replaced by its folder, the longest first."""
     folders = {"/data": Path("/L/d"), "/data/sub": Path("/L/s")}
     assert localized(text, folders) == local_text
 
 
 def test_parts_of_a_patch_without_effect_are_listed(finish, tmp_path):
-    """One line: init containers, sidecars, other volumes, policies, envFrom. The job runs."""
+    """One warning lists what a local run ignores: init containers, sidecars, other volumes,
+    policies, envFrom. The job runs."""
     built = job("assert not os.listdir('/certs')", replicas=1)
     pod_spec(built)["initContainers"] = [{"name": "fetch", "image": "x"}]
     pod_spec(built)["containers"].insert(0, {"name": "proxy", "image": "x"})
@@ -120,7 +121,7 @@ def test_parts_of_a_patch_without_effect_are_listed(finish, tmp_path):
     [
         ("print('the disk is on fire'); sys.exit(2)", "", "2", "the disk is on fire"),
         ("os.execvp('no-such-program', ['x'])", "", "1", "No such file"),
-        ("", "no-such-program", "127", "cannot start 'no-such-program'"),  # a cluster would try on
+        ("", "no-such-program", "127", "cannot start 'no-such-program'"),  # a cluster would retry
     ],
 )
 def test_an_exit_code_below_128_fails_the_job_and_names_the_pod(
@@ -141,8 +142,8 @@ def test_an_exit_code_below_128_fails_the_job_and_names_the_pod(
     assert value["pods"]["job-worker-1"]["exitCode"] == 143
 
 
-def test_exit_codes_from_128_bring_a_new_pod(finish, tmp_path):
-    """Such a pod is replaced at once, with empty scratch space and its own age."""
+def test_a_pod_that_exits_with_128_or_more_is_replaced(finish, tmp_path):
+    """Such a pod is replaced at once; the new pod has empty scratch space and its own age."""
     code = """
 scratch = pathlib.Path(os.environ["TMPDIR"])
 if not first:
@@ -161,8 +162,8 @@ if once("b"): os.kill(os.getpid(), signal.SIGKILL)
     assert began["job-worker-0"] > began["job-worker-1"] == status(tmp_path)["startTime"]
 
 
-def test_of_two_pods_that_end_together_the_failed_one_decides(tmp_path):
-    """The operator handles failed pods before succeeded ones."""
+def test_a_failed_pod_outranks_a_succeeded_one_at_the_same_time(tmp_path):
+    """The job fails, as the operator handles failed pods before succeeded ones."""
     ended = {"phase": "Running", "waiting": False, "deadline": math.inf, "ending": False}
     ended |= {"terminate": lambda now: None, "last_line": lambda: "", "log": tmp_path}
     both = [SimpleNamespace(name="p", poll=lambda code=code: code, **ended) for code in (0, 2)]

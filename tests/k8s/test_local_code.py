@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from gptddp.k8s.cli.main import cli
 
-# In place of our launcher: writes which code it would train with, without torch.
-TELLS = """
+# Replaces our launcher: writes which code it would train with, and needs no torch.
+LAUNCHER = """
 import os, sys, time
 import mine
 def main():
@@ -32,7 +32,7 @@ def submit(tmp_path, monkeypatch):
     (data / "dataset.json").write_text("{}")
     own = tmp_path / "own"
     (own / "gptddp/launch").mkdir(parents=True)
-    (own / "gptddp/launch/launcher.py").write_text(TELLS)
+    (own / "gptddp/launch/launcher.py").write_text(LAUNCHER)
     monkeypatch.chdir(tmp_path)  # this folder has another `mine`
     (tmp_path / "mine.py").write_text("raise SystemExit('the wrong one')")
 
@@ -61,7 +61,7 @@ def test_every_pod_runs_own_code_in_its_own_folder(submit, tmp_path, nbytes):
 
 
 def test_a_sample_uses_the_jobs_own_code_and_run(submit, tmp_path, capfd):
-    """`gptddp sample` gets the given options; its exit code is returned."""
+    """A local `sample` runs the job's own code on the job's run, and returns its exit code."""
     load = tmp_path / "own/gptddp/inference/load_model.py"
     load.parent.mkdir(parents=True)
     load.write_text("def load(run, *_):\n    print('of', run)\n    raise SystemExit(7)\n")

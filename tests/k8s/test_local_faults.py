@@ -69,7 +69,7 @@ def test_a_killed_runner_leaves_no_process_and_the_job_continues(start, finish, 
 
 @pytest.mark.parametrize(("grace_s", "again"), [(300, True), (1, False)])
 def test_pods_that_ignore_sigterm_have_their_grace_period(start, tmp_path, grace_s, again):
-    """Then they are killed, or at once after a second Ctrl-C."""
+    """They are killed after the grace period, or at once after a second Ctrl-C."""
     ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     code = f"{ignores}; (runs / f'{{name}}.up').touch(); wait('never')"
     process = start(job(code, grace_s=grace_s))
@@ -116,7 +116,7 @@ def test_a_job_whose_run_is_gone_runs_again(finish, tmp_path):
 
 
 def test_a_network_in_use_is_not_given_to_another_job():
-    """This holds also if both searches begin at the same slot."""
+    """Two jobs get different networks, also if both searches begin at the same slot."""
     (one, held), (two, other) = locks.network("key"), locks.network("key")
     with held, other:
         assert one.prefix != two.prefix and one.port != two.port

@@ -15,7 +15,7 @@ from gptddp.k8s.local.screen import Progress
 from gptddp.k8s.observe.world import NEVER
 from gptddp.k8s.render import manifest, spec
 
-# -- what the user sees ------------------------------------------------------------------------
+# -- the screen --------------------------------------------------------------------------------
 
 
 def test_logs_are_kept_as_written_and_shown_with_a_prefix(finish, tmp_path):
@@ -44,8 +44,8 @@ def test_a_closed_output_does_not_end_the_job(start, tmp_path):
     process.stdout = process.stderr = None
 
 
-def test_the_line_has_the_newest_step_and_the_numbers_of_rank_0s_log(tmp_path):
-    """The step is in the last whole line of the newest generation; rank 0 has the rest."""
+def test_the_progress_line_has_the_newest_step_and_rank_0s_numbers(tmp_path):
+    """The step is in the last whole line of the newest generation; rank 0's log has the rest."""
     log = tmp_path / "job-worker-0.log"
     progress, up = Progress([log], str(tmp_path)), {"worker-0": 1.0, "worker-1": 2.0}
     assert progress.parts(up | {"worker-1": NEVER}) == ["pods 1/2"]
@@ -64,14 +64,14 @@ def test_the_line_has_the_newest_step_and_the_numbers_of_rank_0s_log(tmp_path):
         at = f"loss {loss:.4f}  " if loss else ""
         assert shown.startswith(f"step {step}/400  {at}ETA 4 min 40 s  pods 2/2  44.0 k tok/s")
     assert "slow rank 3 (demo-worker-3) 2.1 times the median  last fault" in shown
-    other = tmp_path / "job-worker-1.log"  # rank 0 moves to it
+    other = tmp_path / "job-worker-1.log"  # rank 0 moves to this pod
     other.write_text("step 130/400  loss 2.0  lr 1.00e-03  9.0 k tok/s  1 rank  ETA 30 s\n")
     shown = Progress([log, other], str(tmp_path)).parts(up)
     assert shown == ["step 121/400", "ETA 30 s", "pods 2/2", "9.0 k tok/s"]
 
 
-def test_a_lost_pod_comes_first_without_an_old_speed(tmp_path):
-    """Until its ranks do steps again: it does not run, or it runs and has done no step yet."""
+def test_the_progress_line_begins_with_a_lost_pod(tmp_path):
+    """The pod is named, and the old speed is not shown, until its ranks do steps again."""
     log = tmp_path / "log.1.jsonl"
     progress = Progress([tmp_path / "none"], str(tmp_path))
 
@@ -86,7 +86,7 @@ def test_a_lost_pod_comes_first_without_an_old_speed(tmp_path):
     assert shown(2, 22.0, w2=NEVER) == [*lost, "5.0 k tok/s"]
     assert shown(3, 20.0, w2=21.0)[0] == shown(2, 30.0, w2=21.0)[0] == lost[0]
     assert shown(3, 31.0, w2=21.0)[0] == "step 9"
-    assert shown(3, 9.0, w2=12.0) == ["step 9", "loss 2.0000", "pods 3/3"]  # an earlier life's
+    assert shown(3, 9.0, w2=12.0) == ["step 9", "loss 2.0000", "pods 3/3"]  # of an earlier life
 
 
 # -- refusals ----------------------------------------------------------------------------------

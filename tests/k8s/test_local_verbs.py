@@ -58,7 +58,7 @@ def k8s(tmp_path):
 
 
 def test_status_and_list_show_a_job_on_this_machine(here, k8s, tmp_path):
-    """State, causes, and the numbers of rank 0's log; a replaced pod has its own age."""
+    """They show state, causes, and the numbers of rank 0's log; a replaced pod has its own age."""
     result = k8s("status", "job", "--watch")
     assert result.exit_code == 0, result.output
     assert "job  Running  pods 1/2\n" in result.stdout and "120/400" in result.stdout
@@ -66,7 +66,7 @@ def test_status_and_list_show_a_job_on_this_machine(here, k8s, tmp_path):
     assert shown["progress"]["goodput"] == 0.974 and shown["fault"]["step"] == 99
     assert [it["ready"] for it in shown["pods"]] == [True, False]
     assert [it["age_s"] // 50 for it in shown["pods"]] == [2, 0]
-    assert shown["pods"][1]["status"].startswith("Error 137 (SIGKILL")  # as of a cluster
+    assert shown["pods"][1]["status"].startswith("Error 137 (SIGKILL")  # as on a cluster
     assert shown["causes"][0]["id"] == "crash" and "137 (SIGKILL" in shown["causes"][0]["text"]
     assert k8s("list").stdout.splitlines()[1].split()[:3] == ["job", "Running", "1/2"]
     newest = {"step": 130, "loss": 1.5, "tok_s": 9e3, "world_size": 2, "time": time.time() - 50}
@@ -74,7 +74,7 @@ def test_status_and_list_show_a_job_on_this_machine(here, k8s, tmp_path):
     (tmp_path / "runs/job/log.1.jsonl").write_text(json.dumps(newest) + "\n")
     shown = k8s("status", "job").stdout
     assert re.search("state: +Running on 1 of 2: job-worker-1 is being replaced\n", shown)
-    assert re.search(r"step: +130/400  loss 1.5000\n", shown)  # its speed was that of two ranks
+    assert re.search(r"step: +130/400  loss 1.5000\n", shown)  # its speed is outdated
     named = f"gptddp-k8s logs -f job --local --local-dir {tmp_path}/local"
     assert f"next: {named}\n" in k8s("status", "job").stderr
     result = k8s("status", "jb")
@@ -142,7 +142,7 @@ def test_a_suggested_command_quotes_the_folder():
 
 
 def test_logs_prints_the_log_files(here, k8s):
-    """Pod by pod; with options, the last lines of each, or one pod without its prefix."""
+    """Pods are printed in turn; options select the last lines of each, or one pod, unprefixed."""
     lines = k8s("logs", "job", "--tail", "2").stdout.splitlines()
     assert [line[:5] for line in lines] == ["[w0] "] * 2 + ["[w1] "] * 2
     assert lines[0] == f"[w0] {of_a_life()[-2]}" and lines[2:] == ["[w1] b", "[w1] c"]
@@ -176,7 +176,7 @@ def saved(tmp_path):
 
 
 def test_suspend_saves_and_the_same_submit_continues(running, finish, k8s, tmp_path):
-    """Its pods end as with Ctrl-C; a second suspend changes nothing."""
+    """Suspend ends the pods like Ctrl-C; a second suspend changes nothing."""
     built, process = running
     result = k8s("suspend", "job")
     assert result.exit_code == 0 and result.stdout == "local job job suspended\n", result.output
@@ -205,7 +205,7 @@ def test_delete_ends_a_job_and_keeps_its_run(running, k8s, tmp_path):
 
 
 def test_logs_follow_a_job_to_its_end(running, k8s, tmp_path):
-    """Prints the lines of all pods as they come, also of pods that replace others."""
+    """`logs -f` prints the lines of all pods as they come, also of pods that replace others."""
     pod_file(tmp_path, "end").touch()
     os.kill(status(tmp_path)["pods"]["job-worker-1"]["pid"], 9)
     result = k8s("logs", "job", "-f")

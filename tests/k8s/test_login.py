@@ -1,4 +1,4 @@
-"""The API server and the user of a login, where the package `kubernetes` differs from kubectl."""
+"""Kubeconfigs and logins, where the package `kubernetes` differs from kubectl."""
 
 import os
 import shutil
@@ -57,7 +57,7 @@ def test_a_wrong_kubeconfig_is_an_error_that_names_it(tmp_path, entries, words):
 
 
 def test_a_missing_kubeconfig_is_named(tmp_path, monkeypatch):
-    """The file of the flag, of the variable or in the home folder; the message suggests --local."""
+    """The error names the file of the flag, of the variable or in the home folder, and --local."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     with pytest.raises(ClusterError, match=r"no file ~/.kube/config; .*--local"):
@@ -76,8 +76,8 @@ def test_a_missing_kubeconfig_is_named(tmp_path, monkeypatch):
         connect()
 
 
-def test_of_several_files_the_first_current_context_counts(tmp_path, monkeypatch):
-    """As in kubectl, so that both use the same cluster; a file with an empty one sets none."""
+def test_the_first_current_context_of_several_files_counts(tmp_path, monkeypatch):
+    """kubectl does the same, so both use one cluster; a file with an empty context sets none."""
     there = {"cluster": "c", "user": "u", "namespace": "ml"}
     kubeconfig(tmp_path / "none", contexts=[], clusters=[], users=[], current_context="")
     kubeconfig(tmp_path / "one", "http://one", contexts=named("x", context=there))
@@ -87,8 +87,8 @@ def test_of_several_files_the_first_current_context_counts(tmp_path, monkeypatch
     assert connect("mine").namespace == "mine"
 
 
-def test_of_several_files_each_has_its_own_folder(tmp_path, monkeypatch, api):
-    """Relative paths of a user begin at its own file; empty paths are ignored."""
+def test_a_relative_path_begins_at_its_own_kubeconfig(tmp_path, monkeypatch, api):
+    """Relative paths of a user begin at the folder of its file; an empty file is ignored."""
     for folder in ("clusters", "users"):
         (tmp_path / folder).mkdir()
     cluster = kubeconfig(tmp_path / "clusters/config", api.url, users=[])
@@ -112,7 +112,7 @@ def test_of_several_files_each_has_its_own_folder(tmp_path, monkeypatch, api):
 
 
 def test_an_error_of_a_kubeconfig_has_no_secret(tmp_path, api):
-    """A mistake beside a secret, and a token with invalid characters."""
+    """A mistake beside a secret, or a token with invalid characters, does not print the secret."""
     for user in (
         {"auth-provider": {"name": "oidc", "config": {"refresh-token": "s3cret"}}},
         {"token": "s3cret\nx"},
@@ -122,8 +122,8 @@ def test_an_error_of_a_kubeconfig_has_no_secret(tmp_path, api):
         assert "s3cret" not in str(caught.value)
 
 
-def test_a_pod_has_its_service_account(tmp_path, monkeypatch):
-    """It is used without a kubeconfig, but not in place of a named kubeconfig."""
+def test_a_pod_uses_its_service_account(tmp_path, monkeypatch):
+    """It is used without a kubeconfig, but not in place of a named kubeconfig that is missing."""
     for name, text in (("token", "secret"), ("namespace", "ml\n"), ("ca.crt", "")):
         (tmp_path / name).write_text(text)
     shutil.copy(certifi.where(), tmp_path / "ca.crt")
@@ -140,7 +140,7 @@ def test_a_pod_has_its_service_account(tmp_path, monkeypatch):
         connect(None, tmp_path / "none")
 
 
-# -- as whom -------------------------------------------------------------------------------------
+# -- logins --------------------------------------------------------------------------------------
 
 
 def plugin(script, **entries):
@@ -181,7 +181,7 @@ def credential(token):
     ],
 )
 def test_without_a_login_no_request_is_sent(api, user, words):
-    """As nobody, or as another user, it would fail with an error about rights."""
+    """The error has the reason; an anonymous request would fail with an error about rights."""
     with pytest.raises(ClusterError, match=words):
         api.as_user(**user).find("Pod")
     assert api.asked == []

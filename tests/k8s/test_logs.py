@@ -34,7 +34,7 @@ def done(index):
     return pod(index, terminated(0, reason="Completed"), phase="Succeeded")
 
 
-# -- followed ----------------------------------------------------------------------------------
+# -- logs -f -----------------------------------------------------------------------------------
 
 
 class Following:
@@ -78,7 +78,7 @@ def end(api, log):
 
 
 def test_a_broken_connection_loses_and_repeats_no_line(api, one):
-    """Breaks at many points, inside lines and between them, of a growing log."""
+    """The connection of a growing log breaks at many points, inside lines and between them."""
     (log, following), written = one, lines(400)
     log.break_after = [1, 30, 31, 500, 777, 1000, 2048, 40, 3000, 4444, 5000, 100, 6000]
     for n in range(3, 400):
@@ -92,7 +92,7 @@ def test_a_broken_connection_loses_and_repeats_no_line(api, one):
     assert any("sinceTime" in path for path in api.asked)
 
 
-def test_a_cut_end_is_not_a_line(api, cluster):
+def test_a_line_that_is_cut_at_the_end_of_a_stream_is_read_again(api, cluster):
     """An API server that loses the node ends the stream in the middle of a line, without an
     error."""
     log = api.logs["demo-worker-0"] = Log(lines(3), done=True)
@@ -105,7 +105,7 @@ def test_a_cut_end_is_not_a_line(api, cluster):
 
 
 def test_follow_waits_for_pods_and_takes_up_new_ones(api, cluster):
-    """No pods at first, then one, then its replacement whose clock is behind, then a second pod."""
+    """There is no pod at first, then one, then its replacement whose clock is behind, then two."""
     api.put(job(replicas=2), unscheduled(0, "0/3 nodes are available: 3 Insufficient cpu."))
     following = Following(cluster)
     time.sleep(0.2)
@@ -125,8 +125,8 @@ def test_follow_waits_for_pods_and_takes_up_new_ones(api, cluster):
     assert following.join() == expected + [f"[w1] {text}" for _, text in lines(2, name="other ")]
 
 
-def test_a_container_that_restarts_loses_nothing(api, one):
-    """The end of the previous container is read from its own log."""
+def test_a_restarted_container_loses_no_line(api, one):
+    """The last lines of the previous container are read from that container's log."""
     log, following = one
     api.previous["demo-worker-0"] = Log(lines(5))
     after = [(t.replace("09:00", "09:01"), "again") for t, _ in lines(2)]
@@ -147,7 +147,7 @@ def test_a_container_that_restarts_loses_nothing(api, one):
     ],
 )
 def test_a_part_of_an_ended_job_is_followed_to_its_end(api, cluster, part, expected):
-    """One pod without its prefix; the last lines of each pod."""
+    """`logs -f` prints one pod without its prefix, or the last lines of each pod."""
     api.put(job("Succeeded", replicas=2), done(0), done(1))
     api.logs |= {f"demo-worker-{n}": Log(lines(3, name=f"{n} ")) for n in range(2)}
     assert sorted(Following(cluster, **part).join()) == expected
@@ -168,8 +168,8 @@ def test_follow_survives_an_api_server_that_goes_away(api, one, capsys):
     assert said.count("does not answer") == said.count("answers again") == 1
 
 
-def test_a_running_job_that_is_deleted_ends_the_following(api, one):
-    """Job and pods are gone: no more lines can come."""
+def test_deleting_a_running_job_ends_logs_follow(api, one):
+    """Once job and pods are gone, no more lines can come."""
     log, following = one
     api.remove("PyTorchJob", "demo")
     api.remove("Pod", "demo-worker-0")
@@ -184,7 +184,7 @@ def test_an_unreachable_server_at_the_first_poll_is_an_error(api, cluster):
         logs.follow(cluster, "demo", print, note)
 
 
-# -- once --------------------------------------------------------------------------------------
+# -- logs --------------------------------------------------------------------------------------
 
 
 def test_logs_are_merged_in_the_order_of_time(api, k8s):
@@ -201,7 +201,7 @@ def test_logs_are_merged_in_the_order_of_time(api, k8s):
     assert "demo-worker-3" in shown.stderr
 
 
-def test_logs_without_a_line_say_why(api, k8s):
+def test_empty_logs_are_explained(api, k8s):
     """A note has the state, and why the pods wait, instead of no output."""
     api.put(job("Created", replicas=1), unscheduled(0, "0/3 nodes are available: 3 Too full."))
     api.logs["demo-worker-0"] = Log([])
@@ -225,7 +225,7 @@ PEER, RANK = "gptddp.launch: the worker is lost", "gptddp.launch: rank 1: loss i
 @pytest.mark.parametrize(
     ("ends", "first"),
     [
-        # the first of two errors; what took its peers along, though they ended before
+        # the first of two errors; the cause of its peers' end, though they ended before it
         ([(2, "", 40), (2, "", 30)], 1),
         ([(143, PEER, 20), (3, "", 30)], 1),
         ([(2, PEER, 20), (3, RANK, 30)], 1),
@@ -234,7 +234,7 @@ PEER, RANK = "gptddp.launch: the worker is lost", "gptddp.launch: rank 1: loss i
 )
 @pytest.mark.parametrize("again", [False, True])
 def test_the_log_of_the_pod_that_failed_first_is_printed(api, k8s, ends, first, again):
-    """Only this log, without a prefix; from before the restart if the container restarted."""
+    """Only this log is printed, unprefixed; if the container restarted, the log before that."""
     api.put(job("Created", "Running"))
     for index, (code, message, second) in enumerate(ends):
         ended, runs = terminated(code, message, second=second), {"running": {}}
@@ -249,7 +249,7 @@ def test_the_log_of_the_pod_that_failed_first_is_printed(api, k8s, ends, first, 
 
 
 def test_without_a_failure_a_note_says_so(api, k8s):
-    """Nothing on stdout, and exit code 0."""
+    """`--first-failure` without a failed pod prints nothing on stdout, and exits with 0."""
     api.put(job("Created", "Running"), pod(0))
     shown = k8s("logs", "demo", "--first-failure")
     assert (shown.exit_code, shown.stdout) == (0, "")
@@ -258,7 +258,7 @@ def test_without_a_failure_a_note_says_so(api, k8s):
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])
 def test_since_leaves_out_older_lines(api, k8s, follow):
-    """For each pod, followed or not."""
+    """`--since` applies to each pod, with and without -f."""
     now = lambda ago: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - ago))  # noqa: E731
     api.put(job("Created", "Succeeded"), done(0), done(1))
     for index in (0, 1):

@@ -1,4 +1,4 @@
-"""Golden manifests, and the parts of each."""
+"""Golden manifests, and the parts of a manifest."""
 
 import copy
 import os
@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_golden(name):
+def test_a_spec_renders_its_golden_manifest(name):
     """The manifest of a spec is the file that a user may copy, byte for byte. After an intended
     change: `PYTHONPATH=tests python tests/k8s/test_manifest.py`."""
     assert manifest.to_yaml(render(*SPECS[name])) == (GOLDEN / f"{name}.yaml").read_text()
@@ -50,7 +50,7 @@ def patched(clean):
     [(None, True), (-3600, True), (0, True), (350, True), (500, False), (86400, False)],
 )
 def test_the_liveness_probe_kills_a_pod_only_for_a_hanging_launcher(tmp_path, age_s, alive):
-    """Not before its first touch, nor within a grace period and five minutes of the last."""
+    """It passes before the first touch, and for a grace period and five minutes after the last."""
     file = tmp_path / "alive"
     if age_s is not None:
         file.touch()
@@ -70,8 +70,8 @@ def test_the_liveness_probe_kills_a_pod_only_for_a_hanging_launcher(tmp_path, ag
     assert probe["failureThreshold"] * probe["periodSeconds"] >= 180
 
 
-def test_trainer_settings_survive_the_way_through_the_manifest():
-    """Every given trainer option reaches the container with the same value."""
+def test_trainer_settings_reach_the_container_unchanged():
+    """The container's arguments give every trainer option its given value."""
     args = ["--steps=9", "--betas", "0.8,0.99", "--lr", "1e-4", "--max-time", "90", "--seed", "0"]
     args += ["--weight-decay", "0.1"]  # the default value, given explicitly
     args += ["--device", "cpu"]  # also with GPUs
@@ -135,7 +135,7 @@ def test_flags_win_over_the_file(tmp_path):
         ('[job]\npatch = "bad.yaml"', r"bad\.yaml is not YAML: line \d"),
     ],
 )
-def test_a_wrong_file_is_refused_by_key(tmp_path, text, message):
+def test_a_wrong_job_toml_is_refused_with_its_key(tmp_path, text, message):
     """The message has the key, the required type, and the nearest existing name; for a YAML file,
     its error."""
     (tmp_path / "bad.yaml").write_text("a: [")
@@ -144,7 +144,7 @@ def test_a_wrong_file_is_refused_by_key(tmp_path, text, message):
 
 
 def test_a_missing_file_and_two_sources_are_refused(tmp_path):
-    """-f with no file or with a manifest, and trainer settings from two files."""
+    """-f may not name a missing file or a manifest; trainer settings come from one file."""
     with pytest.raises(ConfigError, match="`kubectl create -f` submits a"):
         spec.load(tmp_path / "job.yaml", {}, [])
     with pytest.raises(ConfigError, match=r"cannot read the job file .*none\.toml"):
@@ -154,7 +154,7 @@ def test_a_missing_file_and_two_sources_are_refused(tmp_path):
 
 
 def test_metrics_have_the_given_port_or_none():
-    """0 removes it everywhere; by default there is a port."""
+    """--metrics-port 0 removes the port everywhere; by default there is one."""
     job = render_job({"replicas": 2}, ["--metrics-port", "0"])
     objects = render({}, ["--metrics-port", "0"])
     text = manifest.to_yaml(objects)
@@ -166,7 +166,7 @@ def test_metrics_have_the_given_port_or_none():
 
 
 def test_one_claim_for_data_and_runs_is_one_volume():
-    """It is mounted twice, the dataset read-only; a path in it holds the runs."""
+    """The volume is mounted twice, the dataset read-only; a path in it holds the runs."""
     job = render_job({"data": "all/books", "runs": "all/my/runs", "name": "demo"})
     template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert [name for name, _ in volume_claims(template)] == ["data"]

@@ -1,4 +1,4 @@
-"""Answers to a mistyped value, an unset variable, and a full disk behind stdout."""
+"""Mistyped values, empty options, and a stdout or stderr that is full or closed."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def test_every_name_time_and_file_is_checked_before_it_is_used():
         for param in command.params:
             if isinstance(param, click.Argument) and param.name == "name":
                 assert param.type is types.JOB, command.name
-            rule = param.name == "namespace" and param.type is click.STRING  # of a specification
+            rule = param.name == "namespace" and param.type is click.STRING  # a rule checks it
             if param.name in kinds and not rule:
                 assert param.type is kinds[param.name], (command.name, param.name)
 
@@ -134,8 +134,8 @@ def test_a_full_disk_behind_stdout_is_an_error(args, unbuffered):
     assert line == "error: cannot write the output: No space left on device"
 
 
-def test_a_closed_or_full_stderr_loses_nothing_else():
-    """Notes are lost, and the work is done."""
+def test_a_closed_or_full_stderr_loses_only_notes():
+    """The command does its work, and returns its exit code."""
     for script in ('"$@" 2>/dev/full', '"$@" 2>&- <&-'):
         result = shell(script, "render")
         assert result.returncode == 0 and result.stdout.endswith("sizeLimit: 256Mi\n")
@@ -143,7 +143,7 @@ def test_a_closed_or_full_stderr_loses_nothing_else():
 
 
 def test_a_closed_stdin_or_stdout_is_an_error_where_it_is_used():
-    """It is not replaced by a default job, and there is no traceback."""
+    """A closed stdin is not read as a default job, and there is no traceback."""
     result = shell('"$@" <&-', "render", "-f", "-")
     assert result.returncode == 2 and result.stdout == ""
     assert "Bad file descriptor" in result.stderr and "Traceback" not in result.stderr
@@ -151,8 +151,8 @@ def test_a_closed_stdin_or_stdout_is_an_error_where_it_is_used():
     assert result.returncode == 1 and "cannot write the output: Bad file" in result.stderr
 
 
-def test_a_reader_that_leaves_ends_the_command_quietly():
-    """Like a C program that SIGPIPE ends."""
+def test_a_closed_pipe_ends_the_command_quietly():
+    """The exit code is that of a C program that SIGPIPE ends, and there is no message."""
     result = shell('{ "$@"; echo $? >&2; } | true', "render", "-o", "json")
     assert result.stderr.splitlines()[-1] in ("141", "0")  # 0: it was faster than `true`
     assert "Traceback" not in result.stderr and "error" not in result.stderr

@@ -58,7 +58,7 @@ def test_alerts_fire_when_they_should(tmp_path, case):
 
 
 def test_every_alert_is_tested_both_ways():
-    """The test files have a case where it fires, and one where it does not."""
+    """The test files have a case where each alert fires, and one where it does not."""
     found = [
         (it["alertname"], bool(it.get("exp_alerts")))
         for path in CASES
@@ -69,7 +69,7 @@ def test_every_alert_is_tested_both_ways():
 
 
 def test_every_alert_has_its_heading_and_every_heading_its_alert():
-    """The annotation `runbook` links to it, and the text begins with the severity."""
+    """The annotation `runbook` links to the heading; its text begins with the severity."""
     text = PAGE.split("\n## Alerts\n")[1]
     found = dict(re.findall(r"^### (\w+)\n\n(\w+)\. ", text, re.M))
     assert found == {name: it["labels"]["severity"].title() for name, it in alerts().items()}
@@ -80,7 +80,7 @@ def test_every_alert_has_its_heading_and_every_heading_its_alert():
 
 
 def test_every_recording_rule_is_on_the_page_and_used():
-    """An unused rule would cost every Prometheus."""
+    """An unused rule would cost every Prometheus time and memory."""
     recorded = [rule["record"] for rule in rules() if "record" in rule]
     asked = "".join([*queries("n", "j").values(), *(it["expr"] for it in alerts().values())])
     for name in recorded:
@@ -115,8 +115,8 @@ def check_thresholds(thresholds):
     assert values[0] is None and values[1:] == sorted(values[1:])
 
 
-def test_every_panel_says_what_it_shows():
-    """It has its own title and place, a unit, the chosen data source; one to three sentences on
+def test_every_panel_has_a_unit_a_description_and_thresholds():
+    """A panel has its own title and place, and the chosen data source; one to three sentences on
     what it shows, what is good and what to do; rising thresholds that begin with a colour for all
     values."""
     board = dashboard()
@@ -144,8 +144,8 @@ def test_every_panel_says_what_it_shows():
 
 
 def test_several_jobs_are_shown_beside_each_other():
-    """All are chosen at first; a series is named by its job or its pod, except in the table, which
-    has a column for it, and in the row that is repeated for each job."""
+    """All jobs are chosen at first. A series is named by its job or its pod, except in the table,
+    which has a column for it, and in the row that is repeated for each job."""
     board = dashboard()
     (job,) = (it for it in board["templating"]["list"] if it["name"] == "pytorchjob")
     assert job["multi"] and job["includeAll"] and job["current"]["value"] == ["$__all"]
@@ -179,7 +179,7 @@ def test_the_table_of_jobs_has_a_name_for_each_of_its_queries():
 
 
 def test_the_component_makes_a_config_map_for_grafana():
-    """It has the label for Grafana's sidecar, a fixed name, and all files."""
+    """The ConfigMap has the label for Grafana's sidecar, a fixed name, and all files."""
     made = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
     (config_map,) = made["configMapGenerator"]
     assert config_map["options"]["labels"]["grafana_dashboard"] == "1"

@@ -108,8 +108,8 @@ def test_objects_that_the_user_may_not_read_are_not_checked(api, k8s, asked):
         ("data", "ReadWriteOnce", True, "(--data) is ReadWriteOnce: pods on other"),
     ],
 )
-def test_an_unsuited_claim_is_a_warning(api, k8s, tmp_path, claim, modes, read_only, words):
-    """ReadWriteOnce may work on one node: the user is warned."""
+def test_an_unsuitable_access_mode_is_a_warning(api, k8s, tmp_path, claim, modes, read_only, words):
+    """The job is created, as ReadWriteOnce may work on one node, and a warning has the problem."""
     api.objects["persistentvolumeclaims", claim]["spec"]["accessModes"] = [modes]
     (tmp_path / "read.yaml").write_text(READ_ONLY)
     result = submit(k8s, *(["--patch", str(tmp_path / "read.yaml")] if read_only else []))
@@ -174,24 +174,24 @@ def test_a_policy_that_keeps_pods_apart_is_named_with_the_fix(policies, why):
         [policy(podSelector={}, policyTypes=OUT, egress=[to({"ipBlock": {"cidr": "10.0.0.0/8"}})])],
     ],
 )
-def test_policies_that_let_pods_meet_are_no_problem(policies):
-    """Policies add up, select other pods, or may allow it: no message."""
+def test_policies_that_let_pods_connect_give_no_message(policies):
+    """Policies add up, may select other pods, or may allow it in a part that is not evaluated."""
     *helpers, job = render({"replicas": 2})
     assert networks.closed(job, helpers, policies) is None
 
 
 def test_a_job_without_its_own_policy_needs_another():
-    """In a namespace that denies all ingress."""
+    """A job without its own policy is reported in a namespace that denies all ingress."""
     *helpers, job = render({"replicas": 2, "without": ("networkpolicy",)})
     lack = networks.closed(job, helpers, [policy(podSelector={}, policyTypes=IN)])
     assert "whose ingress allows" in lack.fix
 
 
-def test_submit_warns_of_a_closing_policy(api, k8s):
+def test_submit_warns_of_a_policy_that_keeps_pods_apart(api, k8s):
     """The pods would wait for each other. Without the right to read policies: no warning."""
     api.put(policy(podSelector={}, policyTypes=OUT))
     assert "warning: the NetworkPolicy deny keeps" in submit(k8s).stderr
-    assert "NetworkPolicy" not in submit(k8s).stderr  # the policy exists
+    assert "NetworkPolicy" not in submit(k8s).stderr  # the job exists, so nothing is checked
     api.paths["/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"] = (403, "cannot")
     result = k8s("submit", "--name", "next", "--replicas", "2")
     assert result.exit_code == 0 and "NetworkPolicy" not in result.stderr

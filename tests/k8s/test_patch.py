@@ -57,7 +57,7 @@ def test_tolerations_are_merged_by_key_where_all_have_one(tmp_path):
 
 
 def test_null_removes_a_key_and_others_are_added(tmp_path):
-    """Anywhere in the job, also nulls in new keys, and the old source of a volume; a missing key is
+    """A null removes a key anywhere, also in new parts, and a volume's old source; a missing key is
     no error."""
     job = patched(
         tmp_path,

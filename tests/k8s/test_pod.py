@@ -30,8 +30,8 @@ def flags(tmp_path):
     return {**EVERY, "patch": file, "gpus": 1}
 
 
-def test_every_option_is_allowed_and_tried_here(flags):
-    """Each pod option has a value in these tests; together they break no rule."""
+def test_all_pod_options_together_break_no_rule(flags):
+    """EVERY has a value for each pod option, and all of them together break no rule."""
     assert set(EVERY) == set(pod.FIELDS)
     built = spec.load(None, flags, [])
     assert rules.check(built, manifest.pytorchjob(built)) == []
@@ -40,9 +40,9 @@ def test_every_option_is_allowed_and_tried_here(flags):
     ]
 
 
-def test_every_option_is_a_field_of_the_pods(flags):
-    """Account, pull secrets, nodes, tolerations, class, devices, variables; no companion of
-    --without, and no ServiceAccount if an existing one is used."""
+def test_every_pod_option_sets_its_field(flags):
+    """The options set account, pull secrets, nodes, tolerations, class, devices and variables; a
+    companion of --without, and a ServiceAccount that exists, are left out."""
     every = render(flags)
     built, asked = pod_spec(every[-1]), container(every[-1])["resources"]
     assert built["serviceAccountName"] == "trainer" and built["priorityClassName"] == "high"
@@ -65,7 +65,7 @@ def test_every_option_is_a_field_of_the_pods(flags):
 
 
 def test_the_taint_of_every_device_is_tolerated():
-    """A GPU's taint, for a slice also the whole GPU's; none without devices."""
+    """A pod tolerates its GPUs' taint, with a MIG slice also that of whole GPUs; else none."""
 
     def keys(**flags):
         return [it["key"] for it in pod_spec(render_job(flags))["tolerations"][2:]]
@@ -79,7 +79,7 @@ def test_the_taint_of_every_device_is_tolerated():
 
 @pytest.mark.parametrize("name", [*pod.GONE, "egress"])
 def test_a_removed_option_names_its_replacement(tmp_path, name):
-    """One line for the flag, and for the key of job.toml: the part of a patch."""
+    """A removed flag, or its key in job.toml, is refused in one line that names the replacement."""
     (tmp_path / "job.toml").write_text(f'[job]\n{name} = "x"\n')
     flag = "--" + name.replace("_", "-")
     for command in ("render", "prepare --source x"):
@@ -101,7 +101,7 @@ pool = "gpu"
 """
 
 
-def test_a_file_says_the_same_as_flags(tmp_path, monkeypatch):
+def test_job_toml_sets_the_same_options_as_flags(tmp_path, monkeypatch):
     """Strings, lists, tables and numbers of job.toml; a flag extends a table, and replaces other
     values. File names in it are relative to it."""
     (tmp_path / "job").mkdir()

@@ -1,4 +1,4 @@
-"""Parsing of rank 0's lines: each number, and numbers that do not hold any more."""
+"""Rank 0's log lines are parsed: every number is read, and outdated numbers are dropped."""
 
 from support.rank_0_lines import ORIGIN, done, heard
 
@@ -6,9 +6,9 @@ from gptddp.k8s.observe.rank_0_log import progress, rows
 from gptddp.training.console import Console
 
 
-def test_rank_0s_lines_are_read_back(said):
-    """Every number of its lines, without numbers that do not hold any more."""
-    found = progress(said)
+def test_rank_0s_lines_are_read_back(logged):
+    """`progress` finds every number in rank 0's log lines, and drops outdated ones."""
+    found = progress(logged)
     assert found["progress"] == {
         "step": 120,
         "steps": 400,
@@ -23,8 +23,8 @@ def test_rank_0s_lines_are_read_back(said):
     assert found["stall"] == about
     assert (found["fault"]["life"], found["fault"]["step"]) == (1, 99)
     assert found["fault"]["cause"].startswith("rank 2 (demo-worker-2) has not answered")
-    assert progress([*said, "step 121 has moved, after 30 s"])["stall"] is None
-    assert progress([*said, said[-2]])["stall"] is None
+    assert progress([*logged, "step 121 has moved, after 30 s"])["stall"] is None
+    assert progress([*logged, logged[-2]])["stall"] is None
     launcher = ["gptddp.launch: step 7 has not moved for 15 s: rank 0 (a) is stopped (SIGSTOP)"]
     assert progress(launcher)["stall"]["text"] == "rank 0 (a) is stopped (SIGSTOP)"
     shown = rows(found)
@@ -33,8 +33,8 @@ def test_rank_0s_lines_are_read_back(said):
     assert shown["last fault"].startswith("life 1, after step 99: ")
 
 
-def test_a_line_of_version_0_1_0_has_its_step_loss_and_speed():
-    """An older image: its ETA and its goodput had another form, and are ignored."""
+def test_a_line_of_version_0_1_0_gives_step_loss_and_speed():
+    """An older image writes ETA and goodput in another form, which is ignored."""
     line = "step 110/400  loss 2.0000  lr 1.00e-03  44.0k tok/s  4 ranks  4:40 left  goodput 97%"
     found = progress([line])["progress"]
     assert (found["step"], found["loss"], found["tok_s"]) == (110, 2.0, 44000.0)
@@ -42,7 +42,7 @@ def test_a_line_of_version_0_1_0_has_its_step_loss_and_speed():
 
 
 def test_a_fault_names_one_step():
-    """The step after which the life ended, not also the last step that a survivor has seen."""
+    """`last fault` names the step after which the life ended, and no other step."""
     with heard() as lines:
         cause = "after step 100: rank 2 (demo-worker-2) is lost"
         Console(ORIGIN)({"event": "end", "generation": 1, "step": 136, "cause": cause})
@@ -50,27 +50,27 @@ def test_a_fault_names_one_step():
     assert shown == "life 1, after step 136: rank 2 (demo-worker-2) is lost"
 
 
-def test_a_slow_rank_is_named_at_once_and_only_while_it_is_slow(said):
-    """Lines of steps may be minutes apart; after a new life the ranks are different ones."""
+def test_a_slow_rank_is_named_at_once_and_only_while_it_is_slow(logged):
+    """It is named before the next step line, until it is fast again or a new life begins."""
 
     def slow(lines):
         return {it["name"]: it["ratio"] for it in progress(lines)["progress"]["slow"]}
 
-    said = said[:3]  # until step 100: none is slow
+    logged = logged[:3]  # up to step 100; no rank is slow
     console = Console(ORIGIN)
     with heard() as lines:
         console({"event": "slow", "step": 105, "name": "rank 3 (demo-worker-3)", "ratio": 2.13})
         console({"event": "slow", "step": 106, "name": "rank 1", "ratio": 1.5})
         console({"event": "slow_end", "step": 171, "name": "rank 3 (demo-worker-3)"})
-    assert slow(said) == {}
-    assert slow([*said, *lines[:2]]) == {"rank 3 (demo-worker-3)": 2.1, "rank 1": 1.5}
-    assert slow([*said, *lines]) == {"rank 1": 1.5}
-    assert slow([*said, *lines, "life 3: from memory, step 171 of 400"]) == {}
-    assert slow([*said, *lines, said[-1]]) == {}  # the next line of a step names the slow ranks
+    assert slow(logged) == {}
+    assert slow([*logged, *lines[:2]]) == {"rank 3 (demo-worker-3)": 2.1, "rank 1": 1.5}
+    assert slow([*logged, *lines]) == {"rank 1": 1.5}
+    assert slow([*logged, *lines, "life 3: from memory, step 171 of 400"]) == {}
+    assert slow([*logged, *lines, logged[-1]]) == {}  # the next line of a step names the slow ranks
 
 
 def test_a_checkpoint_is_shown_until_the_run_continues():
-    """Later checkpoints have no line, so the named one is not the newest any more."""
+    """Later checkpoints have no log line, so the named one is not the newest any more."""
     begun = "life 2: from step-000000000100.1, step 100 of 400"
     step = "step 110/400  loss 2.0000  lr 1.00e-03  44.0 k tok/s  4 ranks  ETA 4 min 40 s"
     assert progress([begun])["checkpoint"] == "step-000000000100.1"
@@ -79,8 +79,8 @@ def test_a_checkpoint_is_shown_until_the_run_continues():
     assert progress([begun, step, saved])["checkpoint"] == "step-000000000113.2"
 
 
-def test_the_last_step_of_a_life_is_logged_whatever_its_number():
-    """Once: a finished job is at its last step, not at the last multiple of `log_every`."""
+def test_the_last_step_of_a_life_is_always_logged():
+    """The last step is logged once, also if it is no multiple of `log_every`."""
     for last in (110, 113):
         console = Console(ORIGIN)
         with heard() as lines:
@@ -93,7 +93,7 @@ def test_the_last_step_of_a_life_is_logged_whatever_its_number():
 
 
 def test_the_first_step_of_a_life_has_a_line_and_no_eta():
-    """`status` shows it at once; its time, which includes compilation, predicts nothing."""
+    """`status` shows the first step at once; its time includes compilation, so it gives no ETA."""
     console = Console(ORIGIN)
     with heard() as lines:
         console(done(3, step_s=90.0))
@@ -106,8 +106,8 @@ def test_the_first_step_of_a_life_has_a_line_and_no_eta():
     assert progress(lines)["progress"]["left_s"] == 390
 
 
-def test_a_failing_storage_is_shown_until_it_works_again():
-    """Also if the line with the reason is too old to be read."""
+def test_a_storage_failure_is_shown_until_storage_works_again():
+    """A storage failure is shown also if the log line with the reason is too old to be read."""
     console, text = Console(ORIGIN), "[Errno 28] No space left on device: 'log.1.jsonl'"
     with heard() as lines:
         console({"event": "storage", "fails": True, "trouble": text})
@@ -123,7 +123,7 @@ def test_a_failing_storage_is_shown_until_it_works_again():
 
 
 def test_values_of_the_previous_world_are_not_shown():
-    """Neither the phase in which the world was formed nor the speed and ETA of its former ranks."""
+    """After a loss, neither the phase of forming a world nor the old speed and ETA are shown."""
     step = "step 130/400  loss 3.1002  lr 9.90e-04  44.0 k tok/s  4 ranks  ETA 1 min 20 s"
     lost = "step 134: lost rank 2 (demo-worker-2): it hangs; 3 ranks go on after 0.4 s"
     found = progress([step, "[9.5 s] forming another world"])

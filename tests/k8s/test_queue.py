@@ -57,7 +57,7 @@ def with_an_older_workload(api):
     ],
 )
 def test_a_job_is_queued_while_kueue_will_start_it(api, k8s, made, change, state, words):
-    """For status, list and wait, which continues; out of its queue, it is suspended."""
+    """`status` and `list` show Queued, and `wait` continues; out of its queue it is Suspended."""
     put_job(api, made)
     if change:
         change(api)
@@ -84,7 +84,7 @@ def test_a_job_for_a_queue_is_created_as_rendered(api, k8s):
 
 
 def test_existing_or_unreadable_objects_are_not_refused(api, k8s):
-    """An existing priority, and a queue that this user may not read."""
+    """Submit accepts an existing priority, and a queue that this user may not read."""
     api.put({"kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 9})
     assert submit(k8s, "--queue", "team", "--priority", "high").exit_code == 0
     k8s("delete", "demo")
@@ -97,7 +97,7 @@ def test_existing_or_unreadable_objects_are_not_refused(api, k8s):
 
 
 def test_suspend_takes_a_job_out_of_its_queue_and_resume_puts_it_in(api, k8s):
-    """By its Workload, as Kueue reverts changes to the job itself."""
+    """Both change the job's Workload, as Kueue reverts changes to the job itself."""
     put_job(api, suspend=False)
     result = k8s("suspend", "demo")
     assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo suspended\n")

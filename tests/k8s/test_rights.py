@@ -1,6 +1,6 @@
-"""A user who lacks one right of a namespace: the rest is done, and what is not done is said.
+"""If a user lacks one right in a namespace, the rest is done, and a message names what is not.
 
-The Secret with the key of a job's rendezvous: made once, printed nowhere, gone with the job.
+A Secret has the key of a job's rendezvous: created once, never printed, deleted with the job.
 """
 
 import base64
@@ -18,7 +18,7 @@ COMPANIONS = dict(zip(PLURALS, WITHOUT, strict=True))
 
 @pytest.mark.parametrize("plural", COMPANIONS)
 @pytest.mark.parametrize("verb", ["GET", "POST", "PATCH"])
-def test_a_companion_without_the_right_to_create_it_can_be_left_out(api, k8s, verb, plural):
+def test_a_companion_that_may_not_be_created_can_be_left_out(api, k8s, verb, plural):
     """Nothing is created; the error names the option to submit, and delete, without it."""
     api.forbidden = {f"{verb} {plural}"}
     result = submit(k8s)
@@ -41,7 +41,7 @@ def test_a_secret_that_cannot_be_created_stops_no_job(api, k8s, refusal):
 
 
 def test_a_different_companion_that_may_not_be_changed_is_an_error(api, k8s):
-    """It would be in force with its old content."""
+    """A companion that may not be updated would stay in force with its old content."""
     submit(k8s)
     api.objects["networkpolicies", "demo"]["spec"]["ingress"] = []
     api.forbidden = {"PATCH networkpolicies"}
@@ -60,7 +60,7 @@ def test_without_the_right_to_read_events_the_rest_is_shown(api, k8s):
 
 
 def test_without_the_right_to_read_logs_there_is_one_error(api, k8s):
-    """Exit code 1, not one line per pod."""
+    """`logs` exits with 1 and one error, and not with one line per pod."""
     api.put(api_objects.job("Running"), api_objects.pod(0), api_objects.pod(1))
     path = "/api/v1/namespaces/default/pods/demo-worker-{}/log"
     for index in range(2):
@@ -97,7 +97,7 @@ def test_each_job_gets_its_own_key_that_is_never_printed(api, k8s):
 
 
 def test_a_key_created_by_the_user_is_not_changed(api, k8s):
-    """With the command of `render`: used unchanged, without an owner, and not deleted."""
+    """A Secret made with the command of `render` is used unchanged, not owned and not deleted."""
     api.put(theirs())
     result = submit(k8s)
     assert result.exit_code == 0 and "warning" not in result.stderr

@@ -1,4 +1,4 @@
-"""Inputs that break each rule and each form of an option."""
+"""Rules and forms of options: inputs that break each of them."""
 
 import pytest
 from support.manifests import SPECS, built
@@ -138,7 +138,7 @@ BROKEN_BY_PATCH = [(id, {}, [], words, patch) for id, patch, words in PATCHES]
     [*((*row, None) for row in BROKEN), *BROKEN_BY_PATCH],
 )
 def test_a_broken_rule_names_field_rule_and_fix(id, flags, args, words, patch):
-    """Each rule finds its problem, under its id, and has a fix."""
+    """Each broken rule is found under its id, and its message has the field, the rule and a fix."""
     found = problems(flags, args, patch)
     assert {it.id for it in found} == {id}
     assert words in str(found[0]) and found[0].fix
@@ -164,7 +164,7 @@ def test_a_model_may_be_on_a_volume_of_the_patch():
     assert problems({}, args, in_pod(hostname="x")) == [] != problems({}, args)
 
 
-def test_a_patch_that_makes_no_job_is_no_traceback():
+def test_a_patch_that_breaks_the_job_gives_no_traceback():
     """A job that the rules cannot read is reported as a mistake in the patch."""
     (problem,) = problems({}, [], in_pod(terminationGracePeriodSeconds="soon"))
     assert problem.id == "shape" and problem.field == "--patch"
@@ -208,7 +208,7 @@ def test_a_patch_that_makes_no_job_is_no_traceback():
         ({"topology": "unconstrained=x"}, "'unconstrained=x' is not"),
     ],
 )
-def test_a_text_of_another_form_is_refused_by_its_option(flags, words):
+def test_a_malformed_option_is_refused(flags, words):
     """The message has the option, the required form, and an example."""
     with pytest.raises(ConfigError) as error:
         spec.load(None, flags, [])
@@ -253,8 +253,8 @@ NO_SECRETS = [
     "flags", [*({"image": it} for it in IMAGES), *({"env": (it,)} for it in NO_SECRETS)]
 )
 def test_all_forms_of_images_and_lookalikes_of_secrets_are_accepted(flags):
-    """Hosts in any case and with ports, tags, digests; words that begin like a secret's name, and
-    paths of files of secrets."""
+    """An image may have a host with a port, a tag and a digest; a variable may resemble a secret's
+    name, or name a file of secrets."""
     assert problems(flags) == []
 
 
@@ -266,7 +266,7 @@ def test_all_forms_of_images_and_lookalikes_of_secrets_are_accepted(flags):
     ],
 )
 def test_less_memory_than_the_model_needs_is_a_warning(flags, words):
-    """It has the computed size, which gives no warning."""
+    """The warning has the computed size; with enough memory there is no warning."""
     (warning,) = rules.warnings(spec.load(None, flags, []))
     assert words in warning
     own = {key: value for key, value in flags.items() if key == "gpus"}
@@ -281,7 +281,7 @@ def test_unpinned_images_are_a_warning():
 
 
 def test_gpus_that_a_job_leaves_idle_are_a_warning():
-    """--device cpu is the user's, and overrides the device rendered for --gpus."""
+    """The user's --device cpu overrides the device rendered for --gpus, and gives a warning."""
     assert rules.warnings(spec.load(None, {"gpus": 1}, ["--device", "cpu"])) == [
         "--device cpu leaves the pods' GPUs idle"
     ]
@@ -293,6 +293,6 @@ def test_gpus_that_a_job_leaves_idle_are_a_warning():
      ("-1", None), ("", None), ("1 Gi", None), (".5", 0.5), ("1Ei", 2.0**60), ("2E", 2e18),
      ("+1Gi", 2.0**30), ("1e", None), ("1E3", 1000), ("\u0661", None)],
 )  # fmt: skip
-def test_quantities(text, value):
-    """Numbers in Kubernetes' notation, and None for other texts."""
+def test_kubernetes_quantities_are_parsed(text, value):
+    """Numbers in Kubernetes' notation have a value; other texts give None."""
     assert quantity.parse(text) == value

@@ -30,9 +30,9 @@ def sampled(api, k8s):
     return run
 
 
-def test_prepare_runs_the_images_own_command():
-    """Source read-only, data writable, given options; the same bytes for the same options. A claim
-    for both is mounted once, so that prepare sees whether one folder is inside the other."""
+def test_prepare_runs_the_command_of_the_image():
+    """It has the options, a read-only source and writable data; equal options give equal Jobs. A
+    claim for both is mounted once, so that prepare sees whether one folder is inside the other."""
     options = ["--val", "/source/val.jsonl", "--max-bad", "5"]
     args = ("--source", "texts/a/b", "--data", "sets/new", "--", *options)
     job = dry_run(*args)
@@ -102,7 +102,7 @@ def test_one_job_toml_serves_all_commands(tmp_path):
     ],
 )
 def test_options_that_cannot_work_are_refused_without_a_cluster(args, words):
-    """Exit code 2, the option and the fix."""
+    """The exit code is 2, and the error has the option and the fix."""
     result = CliRunner().invoke(cli, ["prepare", "--dry-run", *args])
     assert result.exit_code == 2 and words in result.stderr and result.stdout == ""
 
@@ -142,7 +142,7 @@ def test_a_patch_applies_to_the_short_jobs_pods_too(sampled, tmp_path):
 
 
 def test_sample_passes_every_option_of_gptddp_sample_to_the_pod(sampled):
-    """Except --data, which is a claim here: given values, else the same defaults."""
+    """The pod gets given values and else the defaults; --data is missing, as it is a claim here."""
     names = {it.name for it in sample.params} - {"run", "data"}
     for args, given in (
         (
@@ -180,8 +180,8 @@ def test_sample_takes_image_and_claims_from_the_job(sampled):
     assert names == {"data"} and len(given["volumes"]) == 2  # one claim, mounted once
 
 
-def test_sample_runs_on_the_code_of_the_job(api, sampled, tmp_path):
-    """A job's own model makes its text: the same archive is laid over the image's code."""
+def test_sample_uses_the_jobs_own_code(api, sampled, tmp_path):
+    """The job's archive is laid over the image's code: its own model makes the text."""
     (tmp_path / "mine.py").write_text("x = 1\n")
     job = render_job({"name": "demo", "code": str(tmp_path)})
     (volume,) = [it for it in pod_spec(job)["volumes"] if it["name"] == "code"]

@@ -15,8 +15,8 @@ def server_in():
 # -- prepare -----------------------------------------------------------------------------------
 
 
-def test_prepare_returns_at_once_and_does_nothing_twice(api, k8s):
-    """Created, then unchanged; while its Job runs, other options are refused."""
+def test_prepare_returns_at_once_and_is_idempotent(api, k8s):
+    """A second `prepare` changes nothing; while the Job runs, other options are refused."""
     first = k8s(*PREPARE)
     assert (first.exit_code, first.stdout) == (0, "job.batch/prepare created\n")
     again = k8s(*PREPARE)
@@ -27,8 +27,8 @@ def test_prepare_returns_at_once_and_does_nothing_twice(api, k8s):
     assert api.writes == ["create Job"]
 
 
-def test_prepare_waits_and_follows(api, k8s):
-    """The log on stdout, the next command on stderr; a log that breaks off is continued."""
+def test_prepare_follow_prints_the_log_to_its_end(api, k8s):
+    """The log is on stdout, the next command on stderr; a log that breaks off is continued."""
     run_pods(api, log=["reading", "writing"])
     ended = api.created["Job"]
 
@@ -51,8 +51,8 @@ def test_prepare_waits_and_follows(api, k8s):
         ({}, ["--", "--seed", "3"], ""),
     ],
 )  # fmt: skip
-def test_a_prepare_that_has_ended_is_replaced(api, k8s, end, options, words):
-    """A failed Job by the same command, with its last message; a finished Job by other options."""
+def test_an_ended_prepare_job_is_replaced(api, k8s, end, options, words):
+    """The same command replaces a failed Job and prints its error, other options a finished Job."""
     run_pods(api, **end)
     first, again = k8s(*PREPARE, "--wait"), k8s(*PREPARE, "--wait", *options)
     assert first.exit_code == (100 if end else 0) and words in first.stderr
@@ -60,8 +60,8 @@ def test_a_prepare_that_has_ended_is_replaced(api, k8s, end, options, words):
     assert api.writes == ["create Job", "delete Job", "create Job"]
 
 
-def test_a_prepare_that_is_deleted_meanwhile_has_failed(api, k8s):
-    """Exit code 100, whoever deleted it."""
+def test_a_prepare_job_that_is_deleted_during_the_wait_has_failed(api, k8s):
+    """The exit code is 100, whoever deleted the Job."""
     api.created["Job"] = lambda body: api.remove("Job", "prepare")
     result = k8s(*PREPARE, "--wait")
     assert result.exit_code == 100 and "prepare was deleted before it ended" in result.stderr
@@ -96,7 +96,7 @@ def test_sample_prints_the_text_alone_and_deletes_its_job(api, k8s):
          "ge names another"),
     ],
 )  # fmt: skip
-def test_a_sample_that_fails_says_why(api, k8s, ended, words):
+def test_a_failed_sample_prints_the_reason(api, k8s, ended, words):
     """Exit code 100 with the program's or the kubelet's message; the Job is deleted."""
     api.put(render_job({"name": "demo"}))
     run_pods(api, **ended)
@@ -107,7 +107,7 @@ def test_a_sample_that_fails_says_why(api, k8s, ended, words):
 
 
 def test_a_sample_of_a_missing_job_names_the_existing_jobs(api, k8s):
-    """It does not suggest `status` of it, which would be refused."""
+    """The error does not suggest `status` of the missing job, which would be refused."""
     api.put(render_job({"name": "demo"}))
     run_pods(api, exitCode=2, message="Error: /runs/dem is not a run directory")
     result = k8s("sample", "dem", "--timeout", "5")
@@ -143,8 +143,8 @@ JOB_NAME, POD_NAME = "demo-sample-x1y2z", "demo-sample-x1y2z-pod"
     ],
 )  # fmt: skip
 def test_the_reason_why_a_sample_does_not_run_is_reported(api, k8s, status, events, words):
-    """Once during the wait, with a command that shows more, and with the exit code 124; the Job is
-    deleted."""
+    """The reason is printed once during the wait, with a command that shows more, and at the
+    timeout with exit code 124; then the Job is deleted."""
     api.objects["persistentvolumeclaims", "texts"]["status"] = {"phase": "Pending"}
     api.put(*events, event("Job", JOB_NAME, "Created pod", 9, "Normal"))
     if status:

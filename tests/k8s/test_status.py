@@ -1,4 +1,4 @@
-"""`status` and `list` for their users, against a small API server."""
+"""`status` and `list` against a small API server."""
 
 import json
 import os
@@ -47,9 +47,9 @@ def test_status_shows_a_job(k8s, api, running):
     assert rows["state"] == "Running on 3 of 4: demo-worker-3 is being replaced"
     assert rows["pods"] == "3 of 4 ready (runs with 2 to 4)"
     assert rows["why"].startswith("pod demo-worker-3: cannot get the image gptddp:0.2.0")
-    assert rows["step"] == "130/400  loss 3.1002"  # its speed was that of four ranks
+    assert rows["step"] == "130/400  loss 3.1002"  # its speed is outdated
     assert rows["bits/byte"] == "1.900"
-    assert "checkpoint" not in rows  # its start from one is thirty steps ago
+    assert "checkpoint" not in rows  # the run has loaded it thirty steps ago
     assert rows["submit"] == LINE
     table = [line.split() for line in result.stdout.split("\n\n")[1].splitlines()]
     assert table[0] == ["POD", "STATUS", "NODE", "RESTARTS", "AGE"]
@@ -59,7 +59,7 @@ def test_status_shows_a_job(k8s, api, running):
 
 
 def test_the_step_is_from_the_pod_that_has_rank_0_now(k8s, api, running):
-    """Rank 0 has moved: its newest line is in another pod's log."""
+    """After rank 0 has moved, its newest line is in another pod's log."""
     begun = "life 3: from memory, step 131 of 400"
     api.logs["demo-worker-2"] = Log([(at(10), begun)])
     lost = ["[rank 2] the world is over: lost a peer", "step 140/400 is none of ours"]
@@ -71,8 +71,8 @@ def test_the_step_is_from_the_pod_that_has_rank_0_now(k8s, api, running):
     assert "140/400  loss 3.0000  45.2 k tok/s" in shown and "rank 0:     demo-worker-2" in shown
 
 
-def test_status_has_formats_with_everything(k8s, running):
-    """The same facts as fields, and nothing else on stdout; wide has addresses."""
+def test_status_has_formats_for_programs(k8s, running):
+    """JSON and YAML have the facts as fields, and stdout nothing else; wide has addresses."""
     result = k8s("status", "demo", "-o", "json")
     found = json.loads(result.stdout)
     assert found["progress"]["step"] == 130
@@ -88,7 +88,7 @@ def test_status_has_formats_with_everything(k8s, running):
 
 
 def test_an_ended_job_has_no_phase(k8s, api):
-    """The last phase in its log is over."""
+    """`status` of an ended job does not show the last phase in its log."""
     api.put(job("Succeeded"), pod(0, phase="Succeeded"))
     lines = [*STEPS, "[70.1 s] waiting for Prometheus to read the last numbers"]
     api.logs["demo-worker-0"] = Log([(at(n), line) for n, line in enumerate(lines)])
@@ -97,7 +97,7 @@ def test_an_ended_job_has_no_phase(k8s, api):
 
 
 def test_status_of_a_failed_job_names_the_log_to_read(k8s, api):
-    """Exit code 0, as `status` succeeded."""
+    """`status` prints the reason and the command for the log; it exits with 0, as it succeeded."""
     said = "gptddp.launch: rank 2: no dataset"
     api.put(job("Failed"), pod(0), pod(2, terminated(2, said), phase="Failed"))
     result = k8s("status", "demo")
@@ -171,7 +171,7 @@ def listed(api):
     ],
 )
 def test_list_shows_our_jobs(k8s, listed, options, header, row):
-    """State, pods and age in a table, without jobs of others."""
+    """The table has state, pods and age of our jobs, and no other jobs."""
     lines = k8s("list", *options).stdout.splitlines()
     assert lines[0].split() == header.split() and len(lines) == 3 and "0/4" in lines[2]
     assert lines[1].split()[: len(row)] == row

@@ -1,4 +1,4 @@
-"""submit against a small API server on a real socket."""
+"""`submit` against a small API server on a real socket."""
 
 import json
 import os
@@ -27,9 +27,9 @@ def owners(api):
 # -- submit ------------------------------------------------------------------------------------
 
 
-def test_submit_creates_companions_first_and_owns_them(api, k8s, tmp_path):
-    """The output of render, in its order, own code with it, and a Secret; then the job becomes the
-    owner of each."""
+def test_submit_creates_companions_first_and_makes_the_job_their_owner(api, k8s, tmp_path):
+    """Rendered objects, own code and a Secret are created in the order of render, the job last;
+    then the job becomes the owner of each."""
     (tmp_path / "large.py").write_text("#" + os.urandom(1_000_000).hex())
     result = submit(k8s, "--code", str(tmp_path))
     assert result.exit_code == 0, result.output
@@ -45,7 +45,7 @@ def test_submit_creates_companions_first_and_owns_them(api, k8s, tmp_path):
 
 
 def test_the_job_has_the_command_that_created_it(api, k8s):
-    """Quoted for a shell; the rest of the job is the output of render."""
+    """The command is quoted for a shell; the rest of the job is the output of render."""
     submit(k8s, "--env", "A=b c", "--", "--steps", "9")
     given = {"name": "demo", "replicas": 4, "env": [("A", "b c")]}
     rendered = manifest.objects(spec.load(None, given, ["--steps", "9"]))[-1]
@@ -59,7 +59,7 @@ def test_the_job_has_the_command_that_created_it(api, k8s):
 
 @pytest.mark.parametrize("kind", [*COMPANIONS, "PyTorchJob"])
 def test_two_submits_at_the_same_time_end_with_one_job(api, k8s, kind):
-    """Whatever the first has created when the second begins."""
+    """Both succeed, whatever the first has created when the second begins."""
     other = []
 
     def second(body):
@@ -73,8 +73,8 @@ def test_two_submits_at_the_same_time_end_with_one_job(api, k8s, kind):
     assert owners(api) == {job(api)["metadata"]["uid"]}
 
 
-def test_the_same_job_again_changes_nothing(api, k8s):
-    """Exit code 0 and no write; changes by others are reported, and stay."""
+def test_submitting_a_job_again_changes_nothing(api, k8s):
+    """The exit code is 0 and nothing is written; changes by others are reported, and stay."""
     submit(k8s)
     end(api, "Running")
     del api.writes[:]
@@ -97,7 +97,7 @@ def test_the_same_job_again_changes_nothing(api, k8s):
     ],
 )
 def test_a_job_that_does_not_run_is_not_changed(api, k8s, state, code, words):
-    """A note has the next command. The exit code says how it ended, with --wait too."""
+    """A note has the next command. The exit code says how the job ended, with --wait too."""
     submit(k8s)
     end(api, state)
     job(api)["spec"]["runPolicy"]["suspend"] = state == "Suspended"
@@ -110,7 +110,7 @@ def test_a_job_that_does_not_run_is_not_changed(api, k8s, state, code, words):
 
 
 def test_another_job_of_the_name_is_refused_with_the_difference(api, k8s):
-    """path: old -> new, and the ways out."""
+    """The error has a line `path: old -> new` for each difference, and the ways out."""
     submit(k8s, "--", "--steps", "400")
     del api.writes[:]
     result = submit(k8s, "--cpu", "2", "--", "--steps", "900", "--seed", "3")
@@ -126,7 +126,7 @@ def test_another_job_of_the_name_is_refused_with_the_difference(api, k8s):
 
 
 def test_another_size_suggests_scale_if_it_works(api, k8s):
-    """Within the job's bounds, and not for a job that Kueue would stop."""
+    """`scale` is suggested within the job's bounds, and not for a job that Kueue would stop."""
     submit(k8s)
     for count, named in (("1", False), ("2", True), ("5", False)):
         result = k8s("submit", "--name", "demo", "--replicas", count)
@@ -148,7 +148,7 @@ def flags(api):
 
 @pytest.mark.parametrize("state", ["Running", "Succeeded"])
 def test_fixed_options_of_a_run_are_named_before_its_job_is_deleted(api, k8s, state):
-    """The old job with its logs would be lost, and the trainer would refuse the new one."""
+    """Else the old job and its logs would be lost, and the trainer would refuse the new job."""
     submit(k8s, "--", "--steps", "5", "--lanes", "8")
     end(api, state)
     result = submit(k8s, "--", "--steps", "6", "--batch", "8")
@@ -163,7 +163,7 @@ def test_fixed_options_of_a_run_are_named_before_its_job_is_deleted(api, k8s, st
 @pytest.mark.parametrize("args", [[], ["--cpu", "2"], ["--", "--steps", "90"]])
 @pytest.mark.parametrize("kind", ["Failed", "Succeeded"])
 def test_an_ended_job_is_replaced_on_request(api, k8s, kind, args):
-    """By the same or by another job, with its own key and companions."""
+    """`--replace` replaces it by the same or another job, with its own key and companions."""
     submit(k8s)
     end(api, kind)
     api.put({"kind": "Pod", "metadata": {"name": "demo-worker-0"}})  # the old pod still exists
@@ -176,7 +176,7 @@ def test_an_ended_job_is_replaced_on_request(api, k8s, kind, args):
 
 
 def test_a_job_of_another_submit_is_not_deleted(api, k8s, monkeypatch):
-    """Of two simultaneous replacements the second adopts the job of the first."""
+    """If two submits replace a job at the same time, the second adopts the job of the first."""
     submit(k8s)
     end(api, "Failed")
     real, other = act.review, []
@@ -193,7 +193,7 @@ def test_a_job_of_another_submit_is_not_deleted(api, k8s, monkeypatch):
     assert (result.exit_code, [job(api)["metadata"]["uid"]]) == (0, other), result.output
 
 
-def test_a_job_that_runs_or_whose_successor_is_refused_is_not_replaced(api, k8s):
+def test_a_job_that_runs_or_has_a_refused_successor_is_not_replaced(api, k8s):
     """It continues, or stays with its logs, and so does a job that is not ours."""
     submit(k8s)
     end(api, "Running")
@@ -210,14 +210,14 @@ def test_a_job_that_runs_or_whose_successor_is_refused_is_not_replaced(api, k8s)
     assert submit(k8s, "--replace").exit_code == 2 and api.writes == before
 
 
-# -- what the server refuses ---------------------------------------------------------------------
+# -- refusals by the server ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [("exceeded quota: cpu", True), ('U cannot create resource "pods"', False)],
 )
-def test_pods_that_would_be_refused_now_are_a_warning(api, k8s, words, told):
+def test_pods_that_the_server_would_refuse_now_are_a_warning(api, k8s, words, told):
     """A quota may have room later: the job is created, with a warning. The user does not need the
     right to create pods, as the operator creates them."""
     api.refuse["Pod"] = (403, words)
@@ -254,8 +254,8 @@ def test_the_submitted_job_is_printed_on_request(api, k8s):
     assert json.loads(submit(k8s, "-o", "json").stdout)["metadata"] == job(api)["metadata"]
 
 
-def test_a_job_file_comes_from_stdin(k8s):
-    """`-f -`: both of its tables count, and an error names stdin."""
+def test_a_job_file_may_come_from_stdin(k8s):
+    """With `-f -` both tables of the file count, and an error names stdin."""
     text = "[job]\nname = 'demo'\nreplicas = 4\n[train]\nsteps = 70\n"
     assert k8s("submit", "-f", "-", stdin=text).exit_code == 0
     text = text.replace("70", "71")

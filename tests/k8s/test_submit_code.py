@@ -1,4 +1,4 @@
-"""submit and delete of jobs with own code, against a small API server on a real socket."""
+"""`submit` and `delete` of jobs with own code, against a small API server on a real socket."""
 
 import base64
 import gzip
@@ -31,8 +31,8 @@ def config_maps(api):
     return {it["metadata"]["name"]: it for it in api.objects.values() if it["kind"] == "ConfigMap"}
 
 
-def test_the_same_code_again_changes_nothing(api, k8s, own):
-    """No write, even if another zlib has compressed the archive."""
+def test_submitting_the_same_code_again_changes_nothing(api, k8s, own):
+    """Nothing is written, even if another zlib has compressed the archive."""
     code = own(a="x = 1\n")
     submit(k8s, *code)
     del api.writes[:]
@@ -44,8 +44,8 @@ def test_the_same_code_again_changes_nothing(api, k8s, own):
     assert submit(k8s, *code).exit_code == 0 and api.writes == []
 
 
-def test_changed_code_is_another_job_with_its_files_named(api, k8s, own):
-    """It is refused before anything is created, with the files and the ways out."""
+def test_changed_code_is_refused_with_the_changed_files(api, k8s, own):
+    """It is refused before anything is created; the error has the files and the ways out."""
     option, folder = own(a="x = 1\n", b="", c="")
     Path(folder, "table.py").write_text("#" + os.urandom(1_000_000).hex())  # two ConfigMaps
     submit(k8s, option, folder)
@@ -71,7 +71,7 @@ def test_changed_code_is_another_job_with_its_files_named(api, k8s, own):
 
 
 def test_code_of_an_interrupted_submit_is_no_obstacle(api, k8s, own):
-    """Half a submit, an edit, a submit: the job has the new code, and a delete removes both."""
+    """After an edit, the next submit uses the new code, and a delete removes old and new."""
     api.cut_at = 1
     assert submit(k8s, *own(a="x = 1\n")).exit_code == 1
     api.cut_at = None

@@ -21,7 +21,7 @@ def render(*args):
 
 
 def test_a_sweep_equals_jobs_written_by_hand():
-    """They have their companions; memory follows each job's own model."""
+    """The jobs have their companions, and memory for their own models."""
     by_hand = []
     for rate, layers in (("1e-3", "2"), ("1e-3", "400"), ("3e-3", "2"), ("3e-3", "400")):
         name = f"demo-n-layer-{layers}-lr-{rate}"
@@ -31,7 +31,7 @@ def test_a_sweep_equals_jobs_written_by_hand():
     assert render("--name", "demo", *sweep, "--", "--steps", "9", "--warmup-steps", "1") == by_hand
 
 
-def test_the_same_sweep_again_creates_only_missing_jobs(api, k8s):
+def test_submitting_a_sweep_again_creates_only_missing_jobs(api, k8s):
     """Existing jobs are not written; a new value is a new job."""
     first = submit(k8s, *SWEEP)
     assert first.exit_code == 0, first.stderr
@@ -61,7 +61,7 @@ def test_the_same_sweep_again_creates_only_missing_jobs(api, k8s):
     ],
 )
 def test_a_mistake_is_refused_before_the_first_job(api, k8s, given, told):
-    """Exit code 2, and nothing is written."""
+    """The exit code is 2, and nothing is written."""
     result = k8s("submit", *given)
     assert result.exit_code == 2 and told in result.stderr
     assert api.writes == []
@@ -91,7 +91,7 @@ def test_local_jobs_run_one_after_the_other_even_if_one_fails(tmp_path):
 
 
 def test_the_experiment_for_katib_has_the_job_that_its_command_renders():
-    """Except for the parts named in its comment, and with a trial's parameters filled in."""
+    """Only the parts named in its comment differ; a trial's parameters are filled in."""
     text = (ROOT / "examples/katib.yaml").read_text()
     head, _, made = text.partition("    trialSpec:\n")
     options = re.search(r"`gptddp-k8s render (.*?)`", re.sub(r"\n# ?", " ", head))

@@ -41,7 +41,7 @@ def tls_api(api, tmp_path):
 
 
 def test_a_certificate_is_checked_as_kubectl_checks_it(tls_api, tmp_path, monkeypatch, capsys):
-    """By the kubeconfig's authority, and not as strictly as Python 3.13 would."""
+    """The kubeconfig's authority must have signed it; Python 3.13's stricter flag is not used."""
     real = ssl.create_default_context
 
     def strict(*args, **named):
@@ -114,7 +114,7 @@ def proxy(api):
 
 
 def test_a_proxy_is_used_as_by_kubectl(api, proxy, tmp_path, monkeypatch):
-    """Of the environment, except for local addresses; of the kubeconfig always; with a password."""
+    """A proxy may have a password; the environment's is not used for local addresses."""
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv("no_proxy", "other.test")
     monkeypatch.setenv("http_proxy", proxy.url)

@@ -81,7 +81,7 @@ def test_the_exit_code_says_how_a_wait_has_ended(api, cluster, capsys, made, cod
 @pytest.mark.parametrize("then", [lambda api: api.remove("PyTorchJob", "demo"),
                                   lambda api: api.put(job("Running", uid="another"))])  # fmt: skip
 def test_a_deleted_job_gives_exit_code_102(api, cluster, capsys, then):
-    """Also if another job has its name."""
+    """A job that is deleted, or replaced by another of its name, ends the wait with 102."""
     api.put(job("Running"))
     later(api, lambda: then(api))
     assert wait.until_done(cluster, "demo", note, 20) == 102
@@ -109,7 +109,7 @@ def test_a_reason_is_reported_once_and_only_if_it_lasts(capsys, looks, words):
 
 
 def test_a_running_job_without_a_step_is_reported(api, cluster, capsys, monkeypatch):
-    """The log is read while the job runs; the note has its last line."""
+    """The log is read while the job runs; a note says that no step was logged."""
     monkeypatch.setattr(job_causes, "NO_STEP_S", 0.0)
     api.put(job("Running", replicas=1), pod(0))
     api.logs["demo-worker-0"] = Log([("2026-11-21T09:00:02.000000Z", "waiting for pods: 1")])
@@ -118,9 +118,9 @@ def test_a_running_job_without_a_step_is_reported(api, cluster, capsys, monkeypa
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_wait_waits_for_an_absent_api_server(api, cluster, capsys, first):
-    """Also at the first poll, if it answers with an error; it reports start and end of the
-    outage."""
+def test_wait_survives_an_outage_of_the_api_server(api, cluster, capsys, first):
+    """Errors of the API server, also at the first poll, do not end the wait; start and end of the
+    outage are reported once."""
     api.put(job("Running", replicas=1), pod(0))
     down = [] if first else [lambda: setattr(api, "down", True)]
     api.down = first
@@ -131,7 +131,7 @@ def test_wait_waits_for_an_absent_api_server(api, cluster, capsys, first):
 
 
 def test_a_single_failure_is_not_reported():
-    """A stale connection may be the cause."""
+    """One failed request gives no note, as a stale connection may be the cause."""
     answers, said = [1, ClusterError("gone"), 2], []
 
     def ask():
@@ -144,7 +144,7 @@ def test_a_single_failure_is_not_reported():
 
 
 def test_the_timeout_holds_while_the_api_server_is_away(api, cluster):
-    """The exit code is that of a timeout."""
+    """During an outage the wait ends at its timeout, with exit code 124."""
     api.put(job("Running", replicas=1), pod(0))
     api.down = True
     assert wait.until_done(cluster, "demo", note, 0.3) == 124
@@ -179,7 +179,7 @@ def runs(api, monkeypatch, kind, *log, code=0):
     ],
 )
 def test_submit_waits_with_the_exit_code_of_the_job(api, k8s, monkeypatch, kind, code, words):
-    """0 and 100 as `wait`, 124 at the timeout; the result is on stderr."""
+    """It exits with 0 and 100 like `wait`, and 124 at the timeout; the result is on stderr."""
     runs(api, monkeypatch, kind, code=code)
     done = k8s("submit", "--name", "demo", "--wait", "--timeout", "0.5" if code > 100 else "60")
     assert done.exit_code == code and words in done.stderr, done.stderr
@@ -187,7 +187,7 @@ def test_submit_waits_with_the_exit_code_of_the_job(api, k8s, monkeypatch, kind,
 
 
 def test_submit_follows_with_the_logs_on_stdout(api, k8s, monkeypatch):
-    """The logs of all pods, to their last line."""
+    """`submit --follow` prints the logs of all pods, to their last line."""
     runs(api, monkeypatch, "Succeeded", "step 1/2", "step 2/2")
     done = k8s("submit", "--name", "demo", "--follow")
     assert done.exit_code == 0, done.stderr
@@ -195,7 +195,7 @@ def test_submit_follows_with_the_logs_on_stdout(api, k8s, monkeypatch):
 
 
 def test_an_interrupted_wait_says_that_the_job_continues(api, k8s, monkeypatch):
-    """Ctrl-C: 130, with the command that ends the job."""
+    """Ctrl-C ends the wait with 130, and prints the command that deletes the job."""
 
     def interrupted(*_):
         raise KeyboardInterrupt

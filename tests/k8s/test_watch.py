@@ -41,9 +41,9 @@ def drawn(shown, width=80, colours=False, **about):
 
 
 @pytest.mark.parametrize("width", [20, 40, 79, 80, 200])
-def test_no_line_is_wider_than_the_terminal(said, width):
-    """Pods beyond its number of lines are counted instead."""
-    shown = SHOWN | progress(said)
+def test_no_line_is_wider_than_the_terminal(logged, width):
+    """Pods that do not fit into the terminal's height are counted instead."""
+    shown = SHOWN | progress(logged)
     lines = drawn(shown, width)
     assert max(map(len, lines)) <= width and "120/400" in "\n".join(lines)
     short = drawn(shown, width, height=len(lines) - 1)
@@ -51,9 +51,9 @@ def test_no_line_is_wider_than_the_terminal(said, width):
 
 
 @pytest.mark.parametrize(("is_now", "has"), [(True, True), (False, False)])
-def test_an_old_speed_is_not_shown(said, is_now, has):
-    """Neither is a remaining time, which is unknown while no step is done."""
-    found = progress(said)
+def test_an_old_speed_is_not_shown(logged, is_now, has):
+    """The remaining time is not shown either: it is unknown while no step is done."""
+    found = progress(logged)
     if not is_now:
         found["progress"] |= {"tok_s": None, "left_s": None}
     lines = "\n".join(drawn(SHOWN | found))
@@ -61,7 +61,7 @@ def test_an_old_speed_is_not_shown(said, is_now, has):
 
 
 def test_log_text_cannot_move_the_cursor():
-    """Its escape sequences are shown as text, with colours and without."""
+    """Escape sequences of a log are shown as text, with colours and without."""
     line = "life 1 ended after step 9: \x1b[2Jgone"
     for colours in (False, True):
         text = "".join(drawn(SHOWN | progress([line]), colours=colours))
@@ -69,10 +69,10 @@ def test_log_text_cannot_move_the_cursor():
 
 
 @pytest.fixture
-def running(api, said):
-    """A job of four pods on a cluster, whose rank 0 has logged `said`."""
+def running(api, logged):
+    """A job of four pods on a cluster, whose rank 0 has the log lines `logged`."""
     api.put(job("Created", "Running"), *map(pod, range(4)))
-    api.logs["demo-worker-0"] = Log([(at(n), line) for n, line in enumerate(said)])
+    api.logs["demo-worker-0"] = Log([(at(n), line) for n, line in enumerate(logged)])
     return api
 
 
@@ -82,8 +82,8 @@ def watch(running):
     return ["status", "demo", "--watch", "--kubeconfig", str(running.kubeconfig)]
 
 
-def test_without_a_terminal_it_is_printed_once(watch, said):
-    """The numbers of `status` without escape sequences; the exit code is 0."""
+def test_without_a_terminal_the_watch_prints_once(watch, logged):
+    """It prints the numbers of `status`, without escape sequences, and exits with 0."""
     result = CliRunner().invoke(cli, watch, prog_name="gptddp-k8s")
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.stdout and "demo  Running  pods 4/4\n" in result.stdout
@@ -91,13 +91,13 @@ def test_without_a_terminal_it_is_printed_once(watch, said):
     assert re.search(r"^step: +120/400  loss 2.0000\n +━{9}$", result.stdout, re.M)
     once = [it for it in watch if it != "--watch"]
     shown = CliRunner().invoke(cli, once).stdout
-    for name, text in rows(progress(said)).items():
+    for name, text in rows(progress(logged)).items():
         line = rf"^{name}: +{re.escape(text)}$"
         assert not text or (re.search(line, result.stdout, re.M) and re.search(line, shown, re.M))
     assert "-o json repeats it" in result.stderr
 
 
-def test_as_json_it_prints_a_line_per_poll_until_the_end(running, watch):
+def test_a_watch_as_json_prints_a_line_per_poll_until_the_end(running, watch):
     """Each line is that of `status -o json`; the exit code is that of `wait`."""
     threading.Timer(0.5, running.put, [job("Created", "Succeeded")]).start()
     result = CliRunner().invoke(cli, [*watch, "-o", "json", "--every", "0.2"])
@@ -107,8 +107,8 @@ def test_as_json_it_prints_a_line_per_poll_until_the_end(running, watch):
     assert found[0]["progress"]["step"] == 120 and len(found[0]["pods"]) == 4
 
 
-def test_on_a_terminal_it_is_redrawn_and_the_terminal_restored(running, watch):
-    """New numbers, and the end of the job: then the last frame stays, without escape sequences."""
+def test_the_watch_redraws_its_frame_and_restores_the_terminal(running, watch):
+    """It shows new numbers and the job's end; the last frame stays, without escape sequences."""
     screen = Terminal(K8S, *watch, "--every", "0.3", LC_ALL="C.UTF-8")
     screen.until(r"\x1b\[\?1049h")
     screen.until(r"\x1b\[1mdemo  Running  pods 4/4")
@@ -136,9 +136,9 @@ def test_a_lost_pod_is_shown_before_the_next_update(running, watch):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_restores_the_terminal_and_keeps_the_job(watch, number, code):
-    """By Ctrl-C or SIGTERM, with its exit code. A resize is drawn at once; NO_COLOR removes
-    colours, and a terminal without UTF-8 gets ASCII."""
+def test_an_interrupt_restores_the_terminal(watch, number, code):
+    """Ctrl-C and SIGTERM end the watch with their exit codes. A resize is drawn at once; NO_COLOR
+    removes colours, and a terminal without UTF-8 gets ASCII."""
     env = {"NO_COLOR": "1", "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     screen = Terminal(K8S, *watch, "--every", "600", **env)
     shown = screen.until("demo-worker-3 +Running")

@@ -1,4 +1,4 @@
-"""A job's state, and when an observation is the cause why it does not run."""
+"""A job's state, and which observation is the cause why it does not run."""
 
 import pytest
 from support.api_objects import at, condition, event, job, pod, terminated, waiting
@@ -37,8 +37,8 @@ def sentence(job, pods=(), events=(), now=NOW):
         (job("Ripening"), "Unknown"),
     ],
 )
-def test_the_state_is_the_condition_that_holds(made, state):
-    """By type and status: the last condition does not decide, nor does one that is False."""
+def test_the_state_follows_from_the_true_conditions(made, state):
+    """The state depends neither on the order of the conditions nor on conditions that are False."""
     assert why.state(made) == state
 
 
@@ -61,7 +61,7 @@ def test_a_past_refusal_is_not_reported():
 
 
 def test_a_refusal_without_a_pods_name_counts_for_any_pod():
-    """As from a webhook that does not answer; for services it ends once one is created."""
+    """It is reported until all pods exist; a refusal of services, until one is created."""
     made = job("Running")
     told = event(made, "FailedCreatePod", "Error creating: failed calling webhook")
     assert sentence(made, [pod(0)], [told]).startswith("its pods are refused: failed calling")
@@ -73,7 +73,7 @@ def test_a_refusal_without_a_pods_name_counts_for_any_pod():
 
 
 def test_a_job_without_any_reaction_has_no_operator():
-    """No condition, no pod and no event, for longer than an operator ever takes."""
+    """It has no condition, no pod and no event for longer than an operator ever takes."""
     made = job()
     assert sentence(made, now=seconds(at(10))) == "its pods have not been created yet"
     assert "operator" in sentence(made, now=seconds(at(20)))
@@ -83,7 +83,7 @@ def test_a_job_without_any_reaction_has_no_operator():
 
 
 def test_a_lost_node_is_reported_after_the_grace_period():
-    """The cause names the node and both ways out; also for a suspended job."""
+    """The cause names the node and the command that removes its pod, in any state of the job."""
     leaving = pod(3, metadata={"deletionTimestamp": at(40)}, node="gptddp-worker2")
     for made in (job("Restarting"), job(suspend=True), job(deletionTimestamp=at(9))):
         told = sentence(made, [leaving])
@@ -95,7 +95,7 @@ def test_a_lost_node_is_reported_after_the_grace_period():
 
 
 def test_a_slowly_starting_pod_is_reported():
-    """At once for a job that has not run yet; otherwise after a while."""
+    """It is reported at once for a job that has not run yet, and otherwise after a while."""
     new = pod(3, waiting("ContainerCreating"), phase="Pending")
     told = "pod demo-worker-3: starting on node gptddp-worker"
     assert sentence(job("Created"), [new], now=seconds(at(2))) == told
@@ -109,7 +109,7 @@ def test_a_slowly_starting_pod_is_reported():
 
 
 def test_a_replaced_pod_is_reported_for_some_time():
-    """Half a minute after one loss; minutes if it is frequent; never after exit code 0."""
+    """One loss is reported for half a minute, frequent losses for minutes, exit code 0 never."""
     made, pods = job("Running"), [pod(n) for n in range(4)]
     lost = event(made, "ExitedWithCode", "Pod: a-b.demo-worker-2 exited with code 137", 5, "Normal")
     new = event(made, "SuccessfulCreatePod", "Created pod: demo-worker-2", 5, "Normal")
@@ -128,7 +128,7 @@ def test_a_replaced_pod_is_reported_for_some_time():
 
 
 def test_only_an_event_near_the_end_explains_a_kill():
-    """The event must be from around the pod's end, and the container must have been killed."""
+    """An Evicted event explains a killed pod only if it is from around the pod's end."""
     told = event(pod(0), "Evicted", "low on memory", 20)
     killed = pod(0, terminated(137, second=30))
     assert "Evicted: low on memory" in sentence(job("Running"), [killed], [told])
@@ -145,7 +145,7 @@ W1121 09:03:11.123 torch/distributed/elastic/agent: closing
 
 
 def test_a_failed_job_has_the_pod_the_code_and_the_reason():
-    """The first final exit code with a rank's message, not a pod that was only stopped."""
+    """The pod is the first with a rank's message, and not one that was only stopped."""
     pods = [
         pod(0, terminated(143, "stopped", second=20), phase="Failed"),
         pod(1, terminated(2, WORDS, second=31), phase="Failed"),
@@ -189,11 +189,11 @@ def test_a_failed_job_without_pods_is_explained_by_events():
     ],
 )
 def test_the_reason_is_found_in_the_termination_message(message, expected):
-    """The rank's line, else the launcher's, else the last."""
+    """The reason is the rank's line, else the launcher's line, else the last line."""
     assert exit_codes.reason(message) == expected
 
 
 def test_exit_codes_have_meanings():
-    """Ours, the shell's, and signals."""
+    """Our exit codes and signals are explained; an unknown code is printed as its number."""
     assert exit_codes.meaning(3) == "3 (loss or gradient not finite)"
     assert exit_codes.meaning(139) == "139 (SIGSEGV)" and exit_codes.meaning(255) == "255"

@@ -21,7 +21,7 @@ PLAIN = ["500m", "4Gi", "gptddp:0.2.0", "12ab34", "1.2.3", "yn", "1 e3"]
 
 
 def test_every_text_is_read_as_it_was_written():
-    """As a value, as a key and in a list, by PyYAML and by our reader."""
+    """PyYAML and our reader read each odd text back, as a value, as a key and in a list."""
     for text in ODD:
         for value in ({"k": text}, {text: 1}, {"k": [text, {"a": text, "b": 1}]}):
             written = yaml_text.dump([value])
@@ -43,7 +43,7 @@ def test_the_yaml_has_no_anchors():
 
 
 def test_times_and_dates_are_texts():
-    """As in kubectl: YAML 1.1 reads 12:30 as the number 750."""
+    """kubectl reads them so too; YAML 1.1 reads 12:30 as the number 750."""
     found = yaml_text.load(
         "\na: [12:30, 2026-01-01, 0440, 0x10, 1.5, yes, null, 1e3]\n2: &x b\nc: *x"
     )

@@ -43,9 +43,9 @@ def test_command_prints_a_summary_and_the_next_command(books: Path, tmp_path: Pa
     assert sorted(os.listdir(out)) == ["dataset.json", "tokenizer.json", "train", "val"]
 
 
-def test_tokenizer_and_its_figures(books: Path, tmp_path: Path) -> None:
-    """The trained tokenizer is the dataset's, and the entropy is that of the validation split; a
-    tokenizer given with --tokenizer is copied."""
+def test_a_dataset_has_its_tokenizer_and_its_figures(books: Path, tmp_path: Path) -> None:
+    """The trained tokenizer is saved with the validation split's tokens and entropy; a tokenizer
+    given with --tokenizer is copied."""
     dataset = prepare([books], tmp_path / "out", Settings(vocab_size=280, val_fraction=0.2))
     tokenizer, about = dataset.tokenizer(), dataset.manifest["splits"]["val"]
     ids = np.concatenate([tokenizer.encoder()(text) for text in texts(dataset, "val")])
@@ -63,8 +63,8 @@ def test_tokenizer_and_its_figures(books: Path, tmp_path: Path) -> None:
     assert given.tokenizer().vocab_size == 280
 
 
-def test_shards_are_written_for_lanes(tmp_path: Path) -> None:
-    """Row groups have documents / 192 rows, at most 1024; zstd, checksums, no dictionary."""
+def test_row_groups_are_small_enough_for_many_lanes(tmp_path: Path) -> None:
+    """A row group has documents / 192 rows; columns are zstd, without a dictionary."""
     lines = tmp_path / "many.jsonl"
     lines.write_text("".join(f'{{"text": "document {n}"}}\n' for n in range(2000)), "utf-8")
     dataset = prepare([lines], tmp_path / "out", BYTES)
@@ -121,7 +121,7 @@ def test_a_prepared_folder_is_not_changed(books: Path, tmp_path: Path) -> None:
     assert contents(out) == before
 
 
-def test_default_vocabulary_follows_the_text() -> None:
+def test_the_default_vocabulary_grows_with_the_text() -> None:
     """A few megabytes, a demo and a real corpus get different vocabularies."""
     assert [default_vocab_size(n) for n in (10**6, 10**8, 10**10)] == [2048, 4096, 32768]
 

@@ -1,4 +1,4 @@
-"""`gptddp prepare --max-bad`: records that cannot be used."""
+"""`gptddp prepare --max-bad`: records that cannot be used are skipped, up to a limit."""
 
 import errno
 import gzip
@@ -33,7 +33,7 @@ def listed(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "bad.jsonl").read_text().splitlines()]
 
 
-def test_a_bad_record_ends_it_and_finished_files_are_kept(
+def test_a_bad_record_ends_prepare_and_finished_files_are_kept(
     lines: Path, books: Path, tmp_path: Path
 ) -> None:
     """The message has file, line, reason and fix; the same command continues after these files."""
@@ -49,7 +49,7 @@ def test_a_bad_record_ends_it_and_finished_files_are_kept(
 
 
 def test_skipped_records_are_listed_and_counted(lines: Path, tmp_path: Path) -> None:
-    """A file of the dataset has each of them with file, line and reason."""
+    """bad.jsonl of the dataset has each skipped record with file, line and reason."""
     out = tmp_path / "out"
     result = run(lines, "--max-bad", 100, "--out", out, "--tokenizer", "bytes")
     assert result.exit_code == 0, result.output
@@ -68,8 +68,8 @@ def test_skipped_records_are_listed_and_counted(lines: Path, tmp_path: Path) -> 
 
 
 def test_the_limit_holds_for_all_files_together(lines: Path, books: Path, tmp_path: Path) -> None:
-    """One more than --max-bad is an error with its fix; the list of the others can be read. With a
-    lower limit, earlier progress with more skipped records is not used."""
+    """One bad record more than --max-bad is an error with its fix; the list of the others can be
+    read. With a lower limit, earlier progress with more skipped records is not used."""
     out, other = tmp_path / "out", tmp_path / "y.jsonl"
     other.write_text("bad\n")
     args = [books, lines, other, "--tokenizer", "bytes", "--out", out]
@@ -114,7 +114,7 @@ def test_rows_and_damaged_files_are_records_too(tmp_path: Path) -> None:
 def test_an_error_of_the_volume_is_no_bad_record(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may pass: the same sources would give another dataset next time."""
+    """Such an error ends prepare: it may pass, and the dataset would be different next time."""
 
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -128,8 +128,8 @@ def test_an_error_of_the_volume_is_no_bad_record(
     refused(result, "cannot read", "x.txt: Input/output error")
 
 
-def test_wrong_policies_are_refused(lines: Path, tmp_path: Path) -> None:
-    """A limit below zero is refused; if all records are bad, the message says so."""
+def test_impossible_limits_are_refused(lines: Path, tmp_path: Path) -> None:
+    """A negative --max-bad, a --val-fraction over 0.5, and sources with only bad records."""
     out = tmp_path / "out"
     (tmp_path / "y.jsonl").write_text("bad\n" * 7)
     result = run(tmp_path / "y.jsonl", "--max-bad", 100, "--out", out)

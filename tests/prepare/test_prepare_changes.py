@@ -65,7 +65,7 @@ def overwrite(data: bytes) -> Callable[[Path], object]:
 def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, name: str, max_bad: int, change: Callable[[Path], object]
 ) -> None:
-    """However it changes, no part of it is used, no bad record is counted, and the error says so.
+    """No part of it is used and no bad record is counted, however it changes; the error says so.
 
     Earlier files are kept, and the same command then uses the present content of the file.
     """
@@ -90,7 +90,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 
 
 def test_a_file_that_is_removed_while_it_is_read_is_an_error(tmp_path: Path) -> None:
-    """It could be read to its end, but the dataset could not be made again."""
+    """It could still be read to its end, but the dataset could not be made again."""
     (tmp_path / "b.txt").write_text("b")
     (tmp_path / "z.txt").write_text(TEXT)
     phases = Meanwhile((tmp_path / "z.txt").unlink)

@@ -14,7 +14,7 @@ from gptddp.prepare import output
 from gptddp.prepare.shard_writer import ShardWriter
 
 
-def test_two_at_once(books: Path, tmp_path: Path) -> None:
+def test_two_processes_cannot_prepare_the_same_folder(books: Path, tmp_path: Path) -> None:
     """A second process reports that the folder is in use, and does not disturb the first."""
     out = tmp_path / "out"
     with output.building(out) as scratch:
@@ -37,7 +37,7 @@ def large(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("limit_bytes", [10_000, 100_000, 600_000])
 def test_a_full_disk_is_one_message(large: Path, tmp_path: Path, limit_bytes: int) -> None:
-    """If a file cannot grow, in the shuffle or in a shard, it ends cleanly with exit code 2."""
+    """If a file of the shuffle or of a shard cannot grow, prepare ends with exit code 2."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
@@ -62,8 +62,8 @@ def test_a_full_disk_is_one_message(large: Path, tmp_path: Path, limit_bytes: in
 def test_an_early_end_leaves_no_folders(
     books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner, name, error, code, words
 ) -> None:
-    """If the lock file cannot be made, or after Ctrl-C while shards are written, the new folders
-    are removed."""
+    """New folders are removed if the lock file cannot be made, or after Ctrl-C while shards are
+    written."""
 
     def fail(*_: object) -> None:
         raise error

@@ -25,7 +25,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_lines_and_an_array_give_the_same_documents(tmp_path: Path, form: str) -> None:
-    """For any file name and any indentation of the array."""
+    """This holds for compressed files, and for any indentation of the array."""
     (tmp_path / "x.json").write_text(FORMS[form], "utf-8")
     (tmp_path / "y.json.gz").write_bytes(gzip.compress(FORMS[form].encode()))
     for name in ("x.json", "y.json.gz"):
@@ -58,7 +58,7 @@ def test_one_object_is_a_document(tmp_path: Path) -> None:
         (f"[{' ' * 999}", ["record 1: not valid JSON (over 1 GiB"]),
     ],
 )
-def test_other_json_is_refused_and_never_text(
+def test_other_json_is_refused_and_not_read_as_text(
     tmp_path: Path, books: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: list[str]
 ) -> None:
     """The message has the file, the rule and the fix; with --max-bad it is skipped and listed."""
@@ -126,7 +126,7 @@ def test_a_git_lfs_pointer_is_neither_text_nor_a_bad_record(
 
 @pytest.mark.parametrize("name", ["part-00000", "x.ldjson.gz"])
 def test_json_lines_under_another_name_are_no_text(books: Path, tmp_path: Path, name: str) -> None:
-    """They are a bad record with a fix, also if the file is given; `.txt` is always text."""
+    """They are a bad record with a fix, also if the file is given; a `.txt` file is always text."""
     lines = b'{"id": 1, "text": "once"}\n{"text": "upon"}\n'
     (books / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
     for source in (books, books / name):

@@ -66,7 +66,7 @@ def check_parts(dataset: Dataset) -> str:
     ],
 )
 def test_a_text_is_cut_at_good_places(text, ends):
-    """Behind a line end, else in front of a space, else between characters; no part is short."""
+    """It is cut after a line end, before a space, or else between characters; no part is short."""
     cut = reading.cut(text.encode())
     assert b"".join(cut) == text.encode() and all(len(part) <= LIMIT for part in cut)
     assert all(len(part) >= LIMIT // 2 for part in cut[:-1])
@@ -89,7 +89,7 @@ def test_ids_are_cut_between_ids():
 
 @pytest.mark.parametrize("fraction", [0.01, 0.5])
 def test_parts_are_rows_and_whole_documents_are_counted(tmp_path, fraction):
-    """All parts are in one split, copies of whole documents are found, each counts as one."""
+    """All parts of a document are in one split; copies are found, and each document counts once."""
     given = source(tmp_path / "in.jsonl", *SMALL, HUGE, HUGE, SMALL[7])
     sides = set()
     for seed in range(4):
@@ -111,7 +111,7 @@ def test_parts_are_rows_and_whole_documents_are_counted(tmp_path, fraction):
 
 
 def test_parts_of_a_validation_source_are_not_trained_on(tmp_path):
-    """Also if the other sources have the same document."""
+    """A huge document of --val is in the validation split alone, also if another source has it."""
     given, val = source(tmp_path / "a.jsonl", *SMALL, HUGE), source(tmp_path / "v.jsonl", HUGE)
     dataset = prepare([given], tmp_path / "out", BYTES, val=[val])
     assert check_parts(dataset) == "val"
@@ -119,7 +119,7 @@ def test_parts_of_a_validation_source_are_not_trained_on(tmp_path):
 
 
 def test_without_huge_documents_there_are_no_marks(tmp_path):
-    """The marks have no column and no field of the manifest; reading them gives only False."""
+    """Shards have no column of marks, and the manifest no field; each mark is read as False."""
     dataset = prepare([source(tmp_path / "in.jsonl", *SMALL)], tmp_path / "out", BYTES)
     assert "cut" not in dataset.manifest
     group = dataset.row_groups("train")[0]
@@ -129,8 +129,8 @@ def test_without_huge_documents_there_are_no_marks(tmp_path):
 
 @pytest.mark.parametrize("pack_as", ["best-fit", "concat"])
 @pytest.mark.parametrize("column", ["text", "tokens"])
-def test_an_epoch_has_every_token_once_and_lanes_are_alike(tmp_path, pack_as, column):
-    """Also for token ids; every document is closed once, and all lanes have equally many rows."""
+def test_an_epoch_has_every_token_once_and_lanes_are_balanced(tmp_path, pack_as, column):
+    """This holds for token ids too; each document ends once, and lanes have nearly equal rows."""
     settings = BYTES
     given = source(tmp_path / "in.jsonl", *SMALL, HUGE)
     if column == "tokens":

@@ -88,7 +88,7 @@ def test_a_wrong_column_is_refused(
 
 
 def test_wrong_options_are_refused(books: Path, tmp_path: Path) -> None:
-    """Each message has the rule of the option; a misspelt option is recognised."""
+    """Each message has the rule of the option, and a misspelt option the right name."""
     out = tmp_path / "out"
     cases = {
         "--val-fraction=0": "more than 0",
@@ -106,7 +106,7 @@ def test_wrong_options_are_refused(books: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_outputs_are_refused(books: Path, tmp_path: Path) -> None:
-    """An output with other files, an output that is a file or holds a source, is not changed."""
+    """An --out with other files, a file as --out, and one that holds a source are not changed."""
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine.txt").write_text("mine")
@@ -120,15 +120,15 @@ def test_wrong_outputs_are_refused(books: Path, tmp_path: Path) -> None:
 
 
 def test_a_dataset_is_no_source(books: Path, tmp_path: Path) -> None:
-    """Its manifest is no text; its shards may be given, and have the same documents."""
+    """A dataset's folder is refused; its shards may be given, and have the same documents."""
     made = prepare([books], tmp_path / "made", BYTES)
     refused(run(made.dir, "--out", tmp_path / "out"), f"{made.dir} is already a dataset", "/train")
     again = prepare([made.dir / "train", made.dir / "val"], tmp_path / "out", BYTES)
     assert all_texts(again) == all_texts(made)
 
 
-def test_a_volume_with_lost_and_found_is_empty_enough(books: Path, tmp_path: Path) -> None:
-    """The root of a new ext4 volume can be the output; it stays after an error."""
+def test_an_output_with_lost_and_found_counts_as_empty(books: Path, tmp_path: Path) -> None:
+    """The root of a new ext4 volume can be the output; its lost+found stays after an error."""
     (tmp_path / "out" / "lost+found").mkdir(parents=True)
     (tmp_path / "one.txt").write_text("one")
     assert run(tmp_path / "one.txt", "--out", tmp_path / "out").exit_code == 2

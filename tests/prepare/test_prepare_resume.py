@@ -1,4 +1,4 @@
-"""`gptddp prepare` continues after a process that was stopped, and reads no finished file again."""
+"""`gptddp prepare` continues after it was stopped, and reads no finished file again."""
 
 import errno
 import io
@@ -122,11 +122,10 @@ SAVE = "gptddp.prepare.scratch.Scratch.save"
         ("gptddp.prepare.output._remove", 1, FILES),
     ],
 )
-def test_after_a_kill_it_continues_and_gives_the_same_bytes(
+def test_prepare_continues_after_a_kill_with_the_same_bytes(
     killed, finished, tmp_path: Path, whole: dict[str, bytes], moment: str, calls: int, done: int
 ) -> None:
-    """SIGKILL at any moment leaves no partial dataset; finished files are not read again, and the
-    bytes are the same."""
+    """SIGKILL at any moment leaves no partial dataset; finished files are not read again."""
     first = killed(moment, calls)
     if not (tmp_path / "out/dataset.json").exists():
         words = "preparation has not finished.*run the same command again"
@@ -139,10 +138,10 @@ def test_after_a_kill_it_continues_and_gives_the_same_bytes(
     assert contents(tmp_path / "out") == whole
 
 
-def test_killed_twice_with_a_torn_line_and_a_short_file(
+def test_prepare_recovers_from_a_torn_journal_and_a_short_file(
     killed, finished, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
-    """After a torn last line its files are read again, and the next line is separate; if a file is
+    """The files of a torn last line are read again, and the next line is separate. If a file is
     shorter than in the journal, everything is read again."""
     folder = tmp_path / "out/.prepare"
     assert len(killed("gptddp.prepare.reading.Reading._read_file", 7)) == 6
@@ -160,7 +159,7 @@ def test_killed_twice_with_a_torn_line_and_a_short_file(
 
 
 def test_changed_sources_and_settings_are_noticed(killed, sources: Path, tmp_path: Path) -> None:
-    """If a finished file has changed or is gone, or it must be read differently, it starts again.
+    """Prepare starts again if a finished file has changed, is gone, or must be read differently.
 
     New files, files not read yet, and settings of later steps may change.
     """
@@ -176,8 +175,8 @@ def test_changed_sources_and_settings_are_noticed(killed, sources: Path, tmp_pat
         assert result.exit_code == 0, result.output
         return result.stderr
 
-    again_it_says = "earlier progress cannot be used, starting again: "
-    assert again_it_says + "seed 5 -> 6" in again("--seed", 6)
+    starts_again = "earlier progress cannot be used, starting again: "
+    assert starts_again + "seed 5 -> 6" in again("--seed", 6)
     (mine / "13.txt").write_text("new")
     (mine / "11.json").write_text('{"text": "mended"}')
     options = ["--seed", 5, "--val-fraction", 0.2]
@@ -186,17 +185,17 @@ def test_changed_sources_and_settings_are_noticed(killed, sources: Path, tmp_pat
     run(mine, "--out", new, "--max-bad", 100, "--vocab-size", 300, *options)
     assert contents(new) == contents(out)
     os.utime(mine / "03.json", ns=(2, 2))
-    assert again_it_says + "03.json has changed since it was read" in again("--seed", 5)
+    assert starts_again + "03.json has changed since it was read" in again("--seed", 5)
     (mine / "02.jsonl").unlink()
-    assert again_it_says + "02.jsonl and 1 more" in again("--seed", 5)
+    assert starts_again + "02.jsonl and 1 more" in again("--seed", 5)
 
 
 @pytest.mark.parametrize(("method", "calls"), [("append", 150), ("save", 5)])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
-def test_after_a_full_disk_or_ctrl_c_it_continues_from_durable_progress(
+def test_prepare_continues_after_a_full_disk_or_ctrl_c(
     finished, sources: Path, tmp_path: Path, whole, monkeypatch, method: str, calls: int, error
 ) -> None:
-    """The shuffle or the journal cannot grow, or Ctrl-C is pressed."""
+    """The shuffle or the journal cannot grow, or Ctrl-C is pressed: saved progress is used."""
     real, left = getattr(Scratch, method), iter(range(10**6))
 
     def failing(*args: object) -> object:

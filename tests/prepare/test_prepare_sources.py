@@ -20,7 +20,7 @@ from gptddp.prepare.sources import DOCUMENT_BYTES
 
 
 def test_text_files_jsonl_and_parquet_mix(tmp_path: Path) -> None:
-    """Every format, also compressed, in one folder; each suffix is read in its format."""
+    """A folder may have every format, also compressed; each file is read by its suffix."""
     folder = tmp_path / "mixed"
     folder.mkdir()
     line = json.dumps({"id": 1, "text": "from %s é"}, ensure_ascii=False) + "\n\n"
@@ -48,7 +48,7 @@ def test_text_files_jsonl_and_parquet_mix(tmp_path: Path) -> None:
 
 
 def test_text_field_with_dots_names_a_nested_field(tmp_path: Path) -> None:
-    """In objects and structs; a null is an empty document, a name with a dot takes precedence."""
+    """In objects and structs, a null is an empty document; a name with a dot has precedence."""
     nested = [{"doc": {"text": "one"}}, {"doc": None}, {"doc": {"text": None}}]
     own = [{"doc.text": "two", "doc": {"text": "no"}}, {"doc": {"text": "three"}}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(it) + "\n" for it in nested + own))
@@ -66,9 +66,9 @@ def test_text_field_with_dots_names_a_nested_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.TSV", "x.csv.gz", "x.arrow"])
-def test_tables_are_recognised(books: Path, tmp_path: Path, name: str) -> None:
-    """CSV and Arrow files are refused if given, and skipped in a folder with a note; both messages
-    have the fix."""
+def test_csv_and_arrow_tables_are_not_read(books: Path, tmp_path: Path, name: str) -> None:
+    """They are refused if given, and skipped in a folder with a note; both messages have the
+    fix."""
     (tmp_path / name).write_text('text,n\n"a, b",1\n')
     given = run(tmp_path / name, books, "--out", tmp_path / "out")
     (tmp_path / "folder").mkdir()
@@ -121,9 +121,9 @@ def test_a_long_text_file_is_several_documents(tmp_path: Path) -> None:
     assert sum(piece.endswith("\n") for piece in pieces) >= len(pieces) - 5
 
 
-def test_folders_are_read_with_care(books: Path, tmp_path: Path) -> None:
-    """Hidden names, loops of links, broken links, pipes, sockets, devices and excluded names are
-    skipped; things that are neither file nor folder are counted, and do not block."""
+def test_hidden_linked_and_special_files_are_skipped(books: Path, tmp_path: Path) -> None:
+    """Hidden and excluded names, loops of links, broken links, pipes, sockets and devices are
+    skipped; special files are counted, and do not block."""
     (books / ".git").mkdir()
     (books / ".git" / "config").write_text("hidden")
     (books / ".hidden.txt").write_text("hidden")
@@ -192,8 +192,8 @@ def test_a_dataset_in_a_source_is_not_read(books: Path, tmp_path: Path) -> None:
     assert "mine" in all_texts(dataset)
 
 
-def test_parquet_of_other_writers_and_files_of_any_name(tmp_path: Path) -> None:
-    """Any string type, encoding, codec, row group size and file name gives the same documents."""
+def test_any_parquet_encoding_and_file_name_can_be_read(tmp_path: Path) -> None:
+    """Any string type, encoding, codec, row group size and file name gives its documents."""
     folder = tmp_path / "lang=en" / "part one"
     folder.mkdir(parents=True)
     kinds = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()]
@@ -218,8 +218,8 @@ def test_parquet_of_other_writers_and_files_of_any_name(tmp_path: Path) -> None:
     assert all_texts(dataset) == expected
 
 
-def test_names_cannot_look_like_other_lines(books: Path, tmp_path: Path) -> None:
-    """Control characters in names are printed as escapes, and kept in the list of bad records."""
+def test_control_characters_in_file_names_are_escaped(books: Path, tmp_path: Path) -> None:
+    """Messages show them as escapes, so no name looks like another line; bad.jsonl keeps them."""
     odd = "\nError: \x1b[31m"
     (books / f"b{odd}.txt").write_bytes(b"\0")
     (books / f"l{odd}").symlink_to("nothing")

@@ -24,7 +24,7 @@ def parquet(path: Path, *documents: str) -> None:
 
 
 def book(path: Path, pieces: int, first: str = "") -> Path:
-    """A text file of so many pieces; each line has its name."""
+    """A text file of this many pieces; each line has the file's name."""
     lines = (f"{path.stem} {n}\n".ljust(64, ".") for n in range(pieces * 1024 - 40))
     path.write_text(first + "".join(lines))
     return path
@@ -59,14 +59,14 @@ def sides(dataset: Dataset, name: str) -> set[str]:
         ("0.parquet", None),
     ],
 )
-def test_usual_names_of_splits(name: str, split: str | None) -> None:
+def test_a_usual_name_gives_the_split(name: str, split: str | None) -> None:
     """A folder, or a file's first or last word, names the split; source code has none."""
     assert split_of(name) == split
 
 
 @pytest.mark.parametrize("in_folders", [False, True])
 def test_splits_of_a_folder_are_kept(tmp_path: Path, in_folders: bool) -> None:
-    """train and validation become these splits; test is skipped, and the output says so."""
+    """Files named train and validation become these splits; test files are skipped with a note."""
     name = "{}/{}.parquet" if in_folders else "data/{}-0000{}-of-00002.parquet"
     for split in ("train", "validation", "test"):
         for n in range(2):
@@ -80,7 +80,7 @@ def test_splits_of_a_folder_are_kept(tmp_path: Path, in_folders: bool) -> None:
     assert "skipped, a test split: 2 (" in result.stderr and "2 a test split" in result.stdout
 
 
-def test_single_names_are_no_splits(books: Path, tmp_path: Path) -> None:
+def test_a_test_file_without_train_files_is_training_text(books: Path, tmp_path: Path) -> None:
     """Without files named train, or if given by name, a `test.txt` is training text."""
     (books / "test.txt").write_text("a text about tests")
     (books / "more" / "train.py").write_text("source code")
@@ -92,7 +92,7 @@ def test_single_names_are_no_splits(books: Path, tmp_path: Path) -> None:
 
 
 def test_val_is_a_separate_source(books: Path, tmp_path: Path) -> None:
-    """Its documents are the validation split, also those that training sources have, too."""
+    """The documents of --val are the validation split, also if a training source has them too."""
     val = tmp_path / "val.jsonl"
     same = (books / "0.txt").read_text()
     val.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", same)))
@@ -105,7 +105,7 @@ def test_val_is_a_separate_source(books: Path, tmp_path: Path) -> None:
 
 
 def test_val_may_be_inside_a_source(books: Path, tmp_path: Path) -> None:
-    """A file or a folder: it is not trained on, and replaces the split of the other source."""
+    """A file or folder as --val is not trained on, and replaces the split of the other source."""
     dataset = prepare([books], tmp_path / "file", BYTES, val=[books / "3.txt"])
     assert texts(dataset, "val") == [(books / "3.txt").read_text()]
     assert len(texts(dataset, "train")) == 39
@@ -149,7 +149,7 @@ def test_the_pieces_of_a_file_are_in_one_split(tmp_path: Path, seed: int) -> Non
 
 
 def test_files_that_share_a_piece_are_in_one_split(tmp_path: Path) -> None:
-    """Otherwise the text that two versions share would be in both splits."""
+    """Otherwise the text that two versions of a file share would be in both splits."""
     folder = tmp_path / "long"
     folder.mkdir()
     shared = "".join(f"shared {n}\n" for n in range(20_000))
@@ -173,7 +173,7 @@ def test_one_file_is_cut_at_its_end(tmp_path: Path) -> None:
 
 
 def test_a_fraction_far_from_the_requested_one_is_reported(tmp_path: Path) -> None:
-    """One of two long books is far more than one percent."""
+    """With two long books, one of them is the validation split: far more than one percent."""
     (tmp_path / "two").mkdir()
     for name, pieces in (("a", 20), ("b", 30)):
         book(tmp_path / "two" / f"{name}.txt", pieces)

@@ -220,7 +220,7 @@ def test_a_quantized_tensor_is_refused(tmp_path):
 
 
 def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path):
-    """Every shorter length gives one error with the file's name."""
+    """A shorter file gives one error with its name."""
     made = small(tmp_path / "gpt2")
     file = made / "model.safetensors"
     whole = file.read_bytes()
@@ -232,8 +232,8 @@ def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path):
     assert read(made)
 
 
-def test_a_folder_that_lacks_a_file_is_refused_with_what_to_do(tmp_path):
-    """No folder, no config.json, no weights, only a pickle (which is never read), a lost part."""
+def test_a_folder_that_lacks_a_file_is_refused_with_the_fix(tmp_path):
+    """The folder, config.json, the weights or a part is missing; a pickle is never read."""
     with pytest.raises(ConfigError, match="nowhere/config.json does not exist: give a folder"):
         read(tmp_path / "nowhere")
     made = small(tmp_path / "gpt2")
@@ -261,7 +261,7 @@ def test_a_folder_that_lacks_a_file_is_refused_with_what_to_do(tmp_path):
 
 
 def test_a_tensor_that_occurs_twice_is_refused(tmp_path):
-    """With and without the prefix, in two files, or beside the index: neither has precedence."""
+    """It occurs with and without the prefix, or in two files: neither has precedence."""
 
     def also_without(_about, tensors):
         tensors["transformer.wpe.weight"] = tensors["wpe.weight"] + 1
@@ -281,7 +281,7 @@ def test_a_tensor_that_occurs_twice_is_refused(tmp_path):
 
 
 def test_a_tokenizer_that_cannot_be_read_is_not_skipped(tmp_path):
-    """A broken link, as in a copy of a hub's cache: the error names the file."""
+    """A broken link, as in a copy of a hub's cache, gives an error that names the file."""
     made = small(tmp_path / "gpt2")
     (made / "tokenizer.json").symlink_to("../../blobs/lost")
     with pytest.raises(ConfigError, match=f"cannot read the tokenizer {made}/tokenizer.json"):

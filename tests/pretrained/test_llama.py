@@ -33,7 +33,7 @@ def exported(request, corpus, tmp_path_factory):
     return kind, folder / "run", folder / "out"
 
 
-def test_a_model_comes_back_with_every_bit(exported, corpus):
+def test_an_exported_model_is_read_back_with_every_bit(exported, corpus):
     """Parts, every weight, and the input of the output projection equal the run's."""
     kind, run, out = exported
     dataset, before = open_dataset(corpus), configuration(run)
@@ -131,9 +131,9 @@ def _about(out, **changes):
     ],
 )
 @pytest.mark.parametrize("exported", ["windows"], indirect=True)
-def test_another_arithmetic_is_refused(exported, tmp_path, changes, words):
-    """A model that no run has exported is refused, and each setting that would change the logits;
-    the message has the file, the field and both values."""
+def test_a_setting_that_changes_the_logits_is_refused(exported, tmp_path, changes, words):
+    """A model that no run has exported is refused too; the message has the file, the field and both
+    values."""
     (tmp_path / "config.json").write_text(json.dumps(_about(exported[2], **changes)))
     with pytest.raises(ConfigError) as error:
         open_folder(tmp_path)
@@ -142,7 +142,7 @@ def test_another_arithmetic_is_refused(exported, tmp_path, changes, words):
 
 @pytest.mark.parametrize("exported", ["windows"], indirect=True)
 def test_fields_that_the_kind_cannot_have_are_refused(exported, tmp_path):
-    """A config.json edited by hand: a part that a Qwen 3 does not have, or an impossible value."""
+    """An edited config.json has a part that no Qwen 3 has, or an impossible value."""
     for field, value, words in (("norm", "layernorm", "norm is"), ("n_head", 0, "n_head is 0")):
         own = _about(exported[2])["gptddp"] | {field: value}
         (tmp_path / "config.json").write_text(json.dumps(_about(exported[2], gptddp=own)))
@@ -152,7 +152,7 @@ def test_fields_that_the_kind_cannot_have_are_refused(exported, tmp_path):
 
 @pytest.mark.parametrize("exported", ["tied"], indirect=True)
 def test_norms_with_weights_are_refused(exported, corpus, tmp_path):
-    """A weight that is not 1 is named: our norms have no weights."""
+    """The message names a weight that is not 1, as our norms have no weights."""
     name = "model.layers.1.self_attn.k_norm.weight"
     tensors = load_file(exported[2] / "model.safetensors")
     tensors[name][3] += 1e-6

@@ -22,7 +22,7 @@ START |= {"world_size": 4, "nodes": 4, "quarantined": 0, "flops_per_token": 6}
 
 
 class Job:
-    """Rank 0 of a job, with GPUs, that has all events, and what others export of its pod."""
+    """Rank 0 of a job with GPUs that sends all events, and the metrics that others export."""
 
     def __init__(self, name: str, step_s: float) -> None:
         self.pod, self.step_s, self.step = f"{name}-worker-0", step_s, 0
@@ -65,7 +65,7 @@ class Job:
 
 @pytest.fixture
 def prometheus(tmp_path) -> Iterator[Prometheus]:
-    """It has scraped both for some seconds, by the rules."""
+    """A Prometheus with our rules that has scraped both jobs for some seconds."""
     jobs = {name: Job(name, step_s) for name, step_s in JOBS.items()}
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -91,8 +91,8 @@ def prometheus(tmp_path) -> Iterator[Prometheus]:
 
 
 def test_every_panel_keeps_two_jobs_apart(prometheus):
-    """With both chosen it shows what it shows with each alone, which is not nothing: no query
-    sums over jobs, or takes one for the other."""
+    """A panel of both jobs has the series of each job alone, and is not empty: no query sums over
+    jobs or confuses two names."""
     now = time.time()
     both, *each = (queries("ml", names, rate="5s") for names in ("(slow-job|job)", *JOBS))
     for panel, query in both.items():

@@ -1,7 +1,7 @@
-"""A real Prometheus scrapes a real job that has its faults; what it says is what has happened.
+"""A real Prometheus scrapes a real job with faults; its numbers are those of log and ledger.
 
 It finds the pods as on a cluster, by the relabelling of the PodMonitor, and has our rules loaded.
-One job takes all of the faults in turn; the tests then ask about it.
+One job has all faults in turn; the tests then query Prometheus.
 """
 
 import math
@@ -25,10 +25,10 @@ from gptddp.run.owners import Owners
 from gptddp.run.owners import goodput as part_of
 
 NAMESPACE, NAME, PORT = "ml", "gptddp", 9464
-LATE = 2  # a pod that comes later
-STEPS = 450  # of twenty a second at most; the faults take fewer
+LATE = 2  # a pod that joins later
+STEPS = 450  # at most twenty a second; the faults end before the last one
 JOB = f'{{namespace="{NAMESPACE}", pytorchjob="{NAME}"}}'
-# Panels of other exporters, what only a GPU has, and a rank that is slow: none is, here.
+# Panels of other exporters, of GPUs, and of slow ranks: there are none here.
 ELSEWHERE = {"MFU, A", "Container restarts, A", "GPU utilization, A", "GPU memory, A"}
 ELSEWHERE |= {"Slow ranks, A"}
 
@@ -45,8 +45,8 @@ def pod(i: int, prefix: str) -> dict[str, Any]:
     }
 
 
-class Story:
-    """What is done to the job, and when."""
+class Scenario:
+    """A job, its faults in turn, and the Prometheus that scrapes it."""
 
     def __init__(self, folder: Path, corpus: Path) -> None:
         flags = ("--steps", str(STEPS), "--checkpoint-every", "4", "--metrics-port", str(PORT))
@@ -60,7 +60,7 @@ class Story:
         }
         self.prometheus = Prometheus(folder / "server", config)
         self.began, self.ended = time.time(), math.nan
-        self.at: dict[str, tuple[float, float]] = {}  # what -> from when, until when
+        self.at: dict[str, tuple[float, float]] = {}  # fault -> its begin and end
 
     def starts(self) -> int:
         return sum(event["event"] == "start" for event in read_ledger(self.job.folder))
@@ -71,15 +71,15 @@ class Story:
         until(lambda: self.prometheus.value(query) == starts, "a scrape")
 
     def moves(self, world_size: int) -> None:
-        """Wait until so many ranks go on, with another rank 0 that has the records."""
+        """Wait until this many ranks train with another rank 0, and Prometheus has scraped it."""
         starts = self.starts()
         self.job.goes_on(world_size)
         until(lambda: self.starts() > starts, "another rank 0")
         self.scraped()
 
-    def tell(self) -> None:
+    def cause_faults(self) -> None:
         job = self.job
-        with socket.socket() as held:  # a forked worker may have inherited the socket of the last
+        with socket.socket() as held:  # a forked worker may have inherited the last socket
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind((f"{job.prefix}.100", PORT))
             held.listen()
@@ -105,7 +105,7 @@ class Story:
 
         job.start(LATE)
         job.goes_on(3)
-        job.pods.pop(1).kill()  # and back, while the one that has come goes on
+        job.pods.pop(1).kill()  # rank 0 moves back, while the late pod goes on
         self.moves(2)
         assert [pod.wait(400) for pod in job.pods.values()] == [0, 0], job.log(0)
         self.ended = time.time()
@@ -125,39 +125,39 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(corpus, tmp_path_factory) -> Iterator[Story]:
+def scenario(corpus, tmp_path_factory) -> Iterator[Scenario]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HANG_MARGIN_S", "3")
-        made = Story(tmp_path_factory.mktemp("prometheus"), corpus)
+        made = Scenario(tmp_path_factory.mktemp("prometheus"), corpus)
         try:
-            made.tell()
+            made.cause_faults()
             yield made
         finally:
             made.close()
 
 
-def test_gauges_of_the_run_end_at_what_log_and_ledger_say(story):
-    """Step, tokens, generation, checkpoint: exactly, as the last scrape is waited for."""
+def test_the_last_gauges_equal_log_and_ledger(scenario):
+    """Step, tokens, generation and checkpoint are exact, as the job waits for its last scrape."""
 
     def last(name: str) -> float:
-        return story.prometheus.value(f"max(last_over_time({story.range(name)}))")
+        return scenario.prometheus.value(f"max(last_over_time({scenario.range(name)}))")
 
-    *_, (_, line) = logged(story.job.folder)
+    *_, (_, line) = logged(scenario.job.folder)
     assert last("gptddp_step") == last("gptddp_max_steps") == STEPS == line["step"]
     assert last("gptddp_tokens_seen") == line["tokens"]
-    assert last("gptddp_incarnation") == story.starts() == 3
+    assert last("gptddp_incarnation") == scenario.starts() == 3
     assert last("gptddp_last_checkpoint_step") == STEPS
     assert last('gptddp_loss{split="val"}') == pytest.approx(line["val_loss"])
 
 
-def test_counters_are_the_steps_and_tokens_of_their_process(story):
-    """At every scrape, from 0 with each rank 0."""
-    starts = {e["generation"]: e for e in read_ledger(story.job.folder) if e["event"] == "start"}
-    tokens = {0: 0} | {line["step"]: line["tokens"] for _, line in logged(story.job.folder)}
+def test_counters_count_the_steps_and_tokens_of_their_process(scenario):
+    """This holds at every scrape; each new rank 0 begins at 0."""
+    starts = {e["generation"]: e for e in read_ledger(scenario.job.folder) if e["event"] == "start"}
+    tokens = {0: 0} | {line["step"]: line["tokens"] for _, line in logged(scenario.job.folder)}
     lives, steps, counted, of_tokens = (
         {
             (dict(labels)["instance"], at): int(value)
-            for labels, samples in story.prometheus.ask(story.range(f"gptddp_{name}")).items()
+            for labels, samples in scenario.prometheus.ask(scenario.range(f"gptddp_{name}")).items()
             for at, value in samples
             if not math.isnan(value)
         }
@@ -177,86 +177,88 @@ def test_counters_are_the_steps_and_tokens_of_their_process(story):
     assert seen[3] == STEPS - starts[3]["step"]
 
 
-def test_changes_of_the_world_are_those_of_the_ledger(story):
-    """Rank 0 counts what it has seen, its own coming included; the pause is that of the last."""
-    worlds = [event for event in read_ledger(story.job.folder) if event["event"] == "world"]
+def test_world_changes_equal_those_of_the_ledger(scenario):
+    """The last rank 0 counts those of its generation; the pause is that of its last one."""
+    worlds = [event for event in read_ledger(scenario.job.folder) if event["event"] == "world"]
     of_last = [event for event in worlds if event["generation"] == 3]
-    assert story.last("gptddp_worlds_total", "")[""] == len(of_last) > 0
-    assert story.last("gptddp_last_pause_seconds", "")[""] == of_last[-1]["pause_s"]
-    assert len(worlds) >= 6  # lost and back: a worker, a hung one; come: a pod; lost: another
+    assert scenario.last("gptddp_worlds_total", "")[""] == len(of_last) > 0
+    assert scenario.last("gptddp_last_pause_seconds", "")[""] == of_last[-1]["pause_s"]
+    assert len(worlds) >= 6  # a worker and a hung one leave and return, a pod joins, one leaves
 
 
-def test_phases_of_the_last_rank_0_are_those_of_the_ledger(story):
-    """To the millisecond, in each phase; with the last save, which ends after the records do."""
-    stop = read_ledger(story.job.folder)[-1]
+def test_phases_of_the_last_rank_0_equal_those_of_the_ledger(scenario):
+    """They agree to 2 ms, except for the last save, which ends after the ledger's record."""
+    stop = read_ledger(scenario.job.folder)[-1]
     assert (stop["event"], stop["generation"]) == ("stop", 3)
-    found = story.last("gptddp_phase_seconds_total", "phase")
+    found = scenario.last("gptddp_phase_seconds_total", "phase")
     told = {phase: seconds[0] for phase, seconds in stop["phases"].items()}
     saved_s = found.pop("checkpoint") - told.pop("checkpoint") - stop["since_s"]
-    assert -2e-3 < saved_s < 1.0  # the end of the records, and the marker of a run that is done
+    assert -2e-3 < saved_s < 1.0  # the end of the save, and the marker of a finished run
     assert {phase: value for phase, value in found.items() if value} == pytest.approx(
         told, abs=2e-3
     )
 
 
-def test_goodput_and_losses_are_those_of_the_ledger(story):
-    """Of all rank-seconds of the run up to its end, and each cause of a loss."""
+def test_goodput_and_losses_equal_those_of_the_ledger(scenario):
+    """Both count all rank-seconds of the run up to its end, the losses by cause."""
     owners = Owners()
-    for event in read_ledger(story.job.folder):
+    for event in read_ledger(scenario.job.folder):
         owners.add(event)
     seconds = owners.so_far()
-    goodput = story.last("gptddp_run_goodput_ratio", "")[""]
+    goodput = scenario.last("gptddp_run_goodput_ratio", "")[""]
     assert goodput == pytest.approx(part_of(seconds), abs=1e-3)
-    lost = story.last("gptddp_run_lost_seconds", "cause")
+    lost = scenario.last("gptddp_run_lost_seconds", "cause")
     assert lost == pytest.approx({it: seconds[it] for it in seconds if it != "training"}, abs=0.05)
 
 
-def test_a_held_port_costs_the_first_scrapes_and_no_step(story):
-    """Training went on; the gauges then say what had been done, the counters go on from there."""
-    began, ended = story.at["held"]
-    up = story.prometheus.ask(story.range(f'up{{instance="{NAME}-worker-0"}}'))
+def test_a_taken_metrics_port_costs_scrapes_and_no_step(scenario):
+    """Training continues without the port; later the counters include the steps done before."""
+    began, ended = scenario.at["held"]
+    up = scenario.prometheus.ask(scenario.range(f'up{{instance="{NAME}-worker-0"}}'))
     (samples,) = up.values()
     assert all(value == 0 for at, value in samples if at < ended)
-    done = sum(line["time"] < ended for _, line in logged(story.job.folder))
-    (counted,) = story.prometheus.ask(
-        story.range(f'gptddp_steps_total{{instance="{NAME}-worker-0"}}')
+    done = sum(line["time"] < ended for _, line in logged(scenario.job.folder))
+    (counted,) = scenario.prometheus.ask(
+        scenario.range(f'gptddp_steps_total{{instance="{NAME}-worker-0"}}')
     ).values()
     assert counted[0][1] >= done > 0
 
 
-def test_a_hang_is_seen_by_the_age_of_the_last_step_and_not_by_up(story):
-    """Rank 0 answers while it waits for a rank that sleeps."""
-    began, ended = story.at["hung"]
+def test_a_hang_shows_in_the_age_of_the_last_step_and_not_in_up(scenario):
+    """Rank 0 answers scrapes while it waits for a rank that sleeps."""
+    began, ended = scenario.at["hung"]
     age = "time() - gptddp_last_step_timestamp_seconds and on (instance) up == 1"
-    found = story.prometheus.over(age, began, ended, 0.25)
+    found = scenario.prometheus.over(age, began, ended, 0.25)
     assert max(value for samples in found.values() for _, value in samples) > 1.5
 
 
-def test_rank_0_moves_and_no_number_goes_back(story):
-    """Its old series stay for a while; `max` of the run's gauges never falls, none counts twice."""
-    (samples,) = story.prometheus.over(
-        f"max(gptddp_step{JOB})", story.began, story.ended, 0.5
+def test_no_number_decreases_when_rank_0_moves(scenario):
+    """Old series stay for a while, but `max` of the step never falls, and no step counts twice."""
+    (samples,) = scenario.prometheus.over(
+        f"max(gptddp_step{JOB})", scenario.began, scenario.ended, 0.5
     ).values()
     values = [value for _, value in samples]
     assert values == sorted(values)
-    instances = {dict(it)["instance"] for it in story.prometheus.ask(story.range("gptddp_step"))}
+    instances = {
+        dict(it)["instance"] for it in scenario.prometheus.ask(scenario.range("gptddp_step"))
+    }
     assert instances == {f"{NAME}-worker-0", f"{NAME}-worker-1"}
-    increase = story.prometheus.value(f"sum(increase({story.range('gptddp_steps_total')}))")
+    increase = scenario.prometheus.value(f"sum(increase({scenario.range('gptddp_steps_total')}))")
     assert increase == pytest.approx(STEPS, rel=0.25)
 
 
-def test_alerts_fire_for_what_was_wrong_and_for_nothing_else(story):
-    """A step that is not finite; not a kill, a port, a moved rank 0 or a hang."""
-    fired = story.prometheus.ask(story.range('ALERTS{alertstate="firing"}'))
+def test_only_the_alert_for_a_nonfinite_step_fires(scenario):
+    """No alert fires for a kill, a taken port, a moved rank 0 or a short hang."""
+    fired = scenario.prometheus.ask(scenario.range('ALERTS{alertstate="firing"}'))
     found = {(dict(it)["alertname"], dict(it)["pytorchjob"]) for it in fired}
     assert found == {("GptddpNonFinite", NAME)}
 
 
-def test_no_panel_of_the_dashboard_is_empty(story):
-    """Each query has numbers, but those of other exporters and of GPUs."""
+def test_no_panel_of_the_dashboard_is_empty(scenario):
+    """Each query has numbers, except those of other exporters, of GPUs and of slow ranks."""
     empty = set()
     for name, query in queries(NAMESPACE, NAME, rate="5s").items():
-        found = story.prometheus.over(query, story.began, story.ended, 1.0)
+        found = scenario.prometheus.over(query, scenario.began, scenario.ended, 1.0)
         finite = [value for samples in found.values() for _, value in samples if value == value]
         if not finite:
             empty.add(name)

@@ -1,4 +1,4 @@
-"""A real Prometheus has the last numbers of a run that ends within an interval."""
+"""A real Prometheus has the last numbers of a run that ends between two scrapes."""
 
 from collections.abc import Iterator
 
@@ -13,15 +13,15 @@ FLAGS = ("--steps", "1000000", "--max-skipped", "3", "--checkpoint-every", "600"
 
 
 class Scraped(Training):
-    """Two pods, and a Prometheus that scrapes the first now and then."""
+    """Two pods, and a Prometheus that scrapes the first of them."""
 
     def scrapes(self) -> list[tuple[float, float]]:
-        """Its samples of the run's step, that of the first scrape of this life on."""
+        """The samples of the run's step in Prometheus."""
         found = self.prometheus.ask("gptddp_step[1h]")
         return next(iter(found.values()), [])
 
     def just_scraped(self) -> None:
-        """Wait for a scrape, after two more of this life: from them it knows the interval."""
+        """Wait for the third scrape of this life: after two, rank 0 knows the interval."""
         before = len(self.scrapes())
         self.goes_on(2)
         until(lambda: len(self.scrapes()) >= before + 3, "three scrapes")
@@ -50,8 +50,8 @@ def job(corpus, tmp_path) -> Iterator[Scraped]:
     it.prometheus.close()
 
 
-def test_a_job_that_diverges_is_seen_to_its_end(job):
-    """All of its steps, and those that were not finite, with their alert; no scrape was due."""
+def test_prometheus_has_the_last_steps_of_a_job_that_diverges(job):
+    """All steps and non-finite steps are scraped before the job ends; the alert fires."""
     job.start(0, 1)
     job.just_scraped()
     counted = job.last("gptddp_steps_total")

@@ -13,8 +13,8 @@ from gptddp.run.owners import OWNERS, Owners
 from gptddp.units import clock, duration, percent
 
 
-def test_the_lines_are_those_of_the_log(killed, page):
-    """The plots have every value of every step, to the last digit, and all evaluations."""
+def test_the_plots_have_the_values_of_the_log(killed, page):
+    """They have every value of every step, to the last digit, and all evaluations."""
     lines, drawn = list(history(killed)), figures(page)
     fields = {"loss": "training", "tok_s": "", "world_size": "", "lr": "", "grad_norm": ""}
     for field, name in {**fields, "data_wait_s": ""}.items():
@@ -25,7 +25,7 @@ def test_the_lines_are_those_of_the_log(killed, page):
 
 
 def test_a_restart_is_marked_with_its_ledger_entry(killed, page):
-    """Step, cause, cost and its split are on every plot over the steps."""
+    """Every plot over the steps has the restart's step, cause, cost and the cost's parts."""
     events = read_ledger(killed)
     (end,) = (it for it in events if it["event"] == "end")
     begun = [it for it in events if it["event"] == "start"]
@@ -39,8 +39,8 @@ def test_a_restart_is_marked_with_its_ledger_entry(killed, page):
         assert at == [[begun[1]["step"]]]
 
 
-def test_the_goodput_is_that_of_the_metrics(killed, page):
-    """So are the rank-seconds of each category, and their shares."""
+def test_goodput_and_rank_seconds_equal_those_of_the_metrics(killed, page):
+    """The page has the rank-seconds and the share of each category."""
     seconds = summary.read(killed).owners.so_far()
     total = sum(seconds.values())
     rows = {row[0]: row[1:] for row in table(page, "Where the time went")[1:]}
@@ -51,7 +51,7 @@ def test_the_goodput_is_that_of_the_metrics(killed, page):
     assert f"goodput {percent(seconds['training'] / total)}" in " ".join(Text(page).text.split())
 
 
-def test_lives_checkpoints_and_proof_are_those_of_the_files(killed, page):
+def test_lives_checkpoints_and_proof_equal_those_of_the_files(killed, page):
     """The page has the start and the end of each life, each checkpoint, and both fingerprints."""
     starts = [it for it in read_ledger(killed) if it["event"] == "start"]
     rows = table(page, "Lives and restarts")[1:]
@@ -65,8 +65,8 @@ def test_lives_checkpoints_and_proof_are_those_of_the_files(killed, page):
     assert last["chain_fp"] in page and last["state_fp"] in page
 
 
-def test_the_ranks_over_time_add_up_to_the_same_sums(killed, tmp_path):
-    """For a real run with a kill, and for one with a stop of a day."""
+def test_the_picture_of_the_ranks_has_the_sums_of_the_ledger(killed, tmp_path):
+    """This holds for a real run with a kill, and for a run that was stopped for a day."""
     stopped = write(tmp_path / "stopped", 600, lives=4, ranks=3, stop_s=86_400.0)
     for path in (killed, stopped):
         run = read(path)
@@ -77,7 +77,7 @@ def test_the_ranks_over_time_add_up_to_the_same_sums(killed, tmp_path):
 
 
 def test_a_rank_that_is_lost_within_a_life_is_no_restart(tmp_path):
-    """It is an event with its pause; later sums have only the seconds of the others."""
+    """The loss is an event with its pause; later sums have only the seconds of the other ranks."""
     path = write(tmp_path / "run", 100, ranks=3, lost=50)
     run, page = read(path), draw(path, out=tmp_path / "report.html")
     drawn = sum((it.seconds.sum(1) for it in strip.stretches(run)), np.zeros(len(OWNERS)))
@@ -98,7 +98,7 @@ def owned(path):
 
 
 def test_the_picture_of_the_ranks_has_the_shares_of_the_sums(tmp_path):
-    """Counted in pixels, except for a stop that is cut out."""
+    """The shares are counted in pixels, except for a stop, which is cut out."""
     path = write(tmp_path / "run", 600, lives=4, ranks=3, stop_s=86_400.0)
     page = draw(path, out=tmp_path / "report.html")
     (picture,) = (it for it in figures(page).values() if "cells" in it)
@@ -126,7 +126,7 @@ def test_runs_are_drawn_over_each_other(killed, tmp_path):
     assert page.count("<details><summary><b>") == 2 and 'name="run" checked' in page
 
 
-def test_any_axis_has_the_place_of_a_step(killed, page):
+def test_every_axis_has_the_position_of_each_step(killed, page):
     """Tokens and time of each step are those of its log."""
     lines, began = list(history(killed)), read(killed).lives[0].began
     x = figures(page)["lr"]["traces"][0]["x"]
@@ -136,7 +136,7 @@ def test_any_axis_has_the_place_of_a_step(killed, page):
 
 
 def test_a_live_run_is_drawn_up_to_its_newest_line(killed, tmp_path):
-    """The newest life counts by its log, as in the metrics."""
+    """The seconds of the newest life are read from its log, as in the metrics."""
     path = write(tmp_path / "run", 100)
     ledger = (path / "ledger.jsonl").read_text().splitlines()
     (path / "ledger.jsonl").write_text(ledger[0] + "\n")

@@ -31,7 +31,7 @@ def test_a_run_without_a_step_has_a_page(tmp_path, written):
 
 
 def test_torn_files_are_reported_and_the_rest_is_drawn(tmp_path, written):
-    """With a torn last line of the log, and a torn line of the ledger. Copies are not read."""
+    """A line of the log and one of the ledger are torn; copies such as config.json are not read."""
     log = written / "log.3.jsonl"
     log.write_bytes(log.read_bytes()[:-20])
     ledger = written / "ledger.jsonl"
@@ -46,7 +46,7 @@ def test_torn_files_are_reported_and_the_rest_is_drawn(tmp_path, written):
 
 
 def test_a_gap_in_the_log_is_reported(tmp_path, written):
-    """With the message of `gptddp log`; the proof says that the log has errors."""
+    """The message is that of `gptddp log`; the proof says that the log has errors."""
     lines = (written / "log.2.jsonl").read_text().splitlines(keepends=True)
     (written / "log.2.jsonl").write_text("".join(lines[:4] + lines[6:]))
     page = draw(written, out=tmp_path / "report.html")
@@ -85,7 +85,7 @@ def test_skipped_steps_are_marked(tmp_path, written):
 
 
 def test_a_run_with_too_many_skipped_steps_at_its_end_has_failed(tmp_path, written):
-    """With more than max_skipped (10) in a row."""
+    """The limit is max_skipped (10) in a row; a run that ends with ten is lost."""
     log, ledger = written / "log.3.jsonl", written / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -98,7 +98,7 @@ def test_a_run_with_too_many_skipped_steps_at_its_end_has_failed(tmp_path, writt
 
 
 def test_a_slow_rank_a_stall_and_a_spike_are_listed(tmp_path, written):
-    """At their steps, with the names in the ledger; an invalid value is no error."""
+    """They have their steps, and the names of the ledger; an invalid value is no error."""
     head = {"time": 1.7e9, "generation": 3}
     slow = {"event": "slow", "step": 50, "rank": 1, "name": "rank 1 (w-1)", "ratio": 1.9}
     stall = {"event": "stall", "step": 55, "seconds": 7.5, "ranks": [1], "names": ["rank 1 (w-1)"]}
@@ -130,7 +130,7 @@ def test_no_text_of_a_run_becomes_html(tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused_with_the_fix(tmp_path, written):
-    """A folder above the run, or one that does not exist."""
+    """A folder above the run and a missing folder are refused, and no page is written."""
     for path in (tmp_path, tmp_path / "none"):
         told = refused(path, written, "--out", tmp_path / "report.html")
         assert "give the folder that was given as --run-dir" in told
@@ -138,8 +138,8 @@ def test_a_folder_without_a_run_is_refused_with_the_fix(tmp_path, written):
 
 
 def test_a_file_that_is_no_page_is_not_replaced(tmp_path, written):
-    """Nor is a folder, or a pipe, on which the command would hang. An older page is replaced, so a
-    live run can be drawn again."""
+    """A folder is refused too, and a pipe, on which the command would hang. An older page is
+    replaced, so a live run can be drawn again."""
     before = (written / "ledger.jsonl").read_bytes()
     os.mkfifo(tmp_path / "pipe")
     for out in (written / "ledger.jsonl", tmp_path, tmp_path / "pipe"):
@@ -150,7 +150,7 @@ def test_a_file_that_is_no_page_is_not_replaced(tmp_path, written):
 
 
 def test_without_the_library_the_install_line_is_printed(tmp_path, written, monkeypatch):
-    """There is no traceback."""
+    """An installation without plotly gives one message with the command."""
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     told = refused(written, "--out", tmp_path / "report.html")

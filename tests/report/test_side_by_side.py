@@ -1,4 +1,4 @@
-"""`gptddp runs` shows the best run and the differing settings, whatever state the runs are in."""
+"""`gptddp runs` shows the best run and the differing settings, in whatever state the runs are."""
 
 import csv
 import io
@@ -50,7 +50,7 @@ def runs(*args):
     return result.stdout
 
 
-def test_the_best_is_first_and_columns_are_the_differences(sweep):
+def test_the_best_run_is_first_and_columns_are_the_differences(sweep):
     """The best has the least validation loss; equal settings and paths are no columns."""
     table = side_by_side(list(find(sweep)))
     assert [it["run"] for it in table.rows] == ["lr-9", "lr-10", "lr-2"]
@@ -64,7 +64,7 @@ def test_the_best_is_first_and_columns_are_the_differences(sweep):
     assert first.split()[:2] == ["*", "lr-9"] and "0.009" in first and "40/40" in first
 
 
-def test_programs_get_every_digit(sweep):
+def test_json_and_csv_have_every_digit(sweep):
     """JSON and CSV have full numbers, the field `best`, and a field for each difference."""
     first, *_ = json.loads(runs(sweep, "-o", "json"))
     row, *others = csv.DictReader(io.StringIO(runs(sweep, "-o", "csv")))
@@ -73,8 +73,8 @@ def test_programs_get_every_digit(sweep):
     assert str(first["least"]) == row["least"] and first["tokens"] == 40_000
 
 
-def test_a_table_for_a_spreadsheet_has_no_formula(sweep, monkeypatch):
-    """Nor invalid bytes: a run may have any name, and a path begins with it."""
+def test_a_csv_table_has_no_formula(sweep, monkeypatch):
+    """A run and its path may have any name: formulas and invalid bytes are escaped."""
     names = ["=cmd()", "+1", "-1", "@SUM(A1)"]
     for name in (*names, "\udcff"):
         shutil.copytree(sweep / "lr-2", sweep / name)
@@ -126,7 +126,7 @@ def test_a_run_in_any_state_has_its_row(sweep, tmp_path):
 
 
 def test_bits_per_byte_decide_where_datasets_differ(sweep):
-    """If all runs have them; else no run is the best. The hash of the data is a column."""
+    """If not all runs have bits per byte, no run is the best. The hash of the data is a column."""
     settle(sweep / "lr-2", 0.1, dataset="a" * 64)
     settle(sweep / "lr-9", dataset="b" * 64)
     table = side_by_side(list(find(sweep)))
@@ -140,7 +140,7 @@ def test_bits_per_byte_decide_where_datasets_differ(sweep):
 
 
 def test_equal_runs_are_both_the_best(sweep):
-    """A run with kills and one without have the same bits."""
+    """Two runs may have the same bits, as one with kills and one without."""
     shutil.copytree(sweep / "lr-9", sweep / "again")
     assert sum(it["best"] for it in side_by_side(list(find(sweep))).rows) == 2
 
@@ -171,7 +171,7 @@ def test_evaluations_are_those_of_the_history(tmp_path):
     assert losses[39] == lines[38]["val_loss"] != 9.0
 
 
-def test_a_loss_that_is_no_number_is_never_the_best(sweep):
+def test_a_nan_loss_is_never_the_best(sweep):
     """Its run comes last, without a best value; the JSON has no NaN."""
     settle(sweep / "lr-9", float("nan"))
     rows = json.loads(runs(sweep, "-o", "json"), parse_constant=pytest.fail)
@@ -180,7 +180,8 @@ def test_a_loss_that_is_no_number_is_never_the_best(sweep):
 
 
 def test_a_run_is_listed_once_without_control_characters(sweep, tmp_path):
-    """However it is given, and whatever its name is. Folders are searched three levels deep."""
+    """A run that is given twice or by a link has one row; its name may be odd. Folders are searched
+    three levels deep."""
     (sweep / "link").symlink_to(sweep / "lr-9")
     shutil.copytree(sweep / "lr-2", sweep / "\x1b[2J")
     shutil.copytree(sweep / "lr-2", tmp_path / "1/2/3/4")
@@ -193,7 +194,7 @@ def test_a_run_is_listed_once_without_control_characters(sweep, tmp_path):
 
 
 def test_an_unreadable_folder_has_a_row(sweep, monkeypatch):
-    """It may hold a run; the other runs have their rows."""
+    """Such a folder may hold a run; the other runs have their rows."""
     (sweep / "closed").mkdir()
 
     def scandir(path, look=os.scandir):  # root may read any folder

@@ -26,8 +26,8 @@ def test_a_run_without_its_ledger_is_drawn_from_its_log(tmp_path, written):
     assert "ledger.jsonl has no life" in said(page) and "from a backup" in said(page)
 
 
-def test_a_log_without_its_end_does_not_undo_steps(tmp_path, written):
-    """The last step is in the ledger too."""
+def test_a_lost_log_does_not_undo_steps(tmp_path, written):
+    """The page takes the last step from the ledger."""
     for log in written.glob("log.*"):
         log.unlink()
     assert "Finished after step 60, 60.0 k tokens" in said(draw(written, out=tmp_path / "a.html"))
@@ -36,7 +36,7 @@ def test_a_log_without_its_end_does_not_undo_steps(tmp_path, written):
 
 
 def test_invalid_numbers_affect_only_their_own_place(tmp_path, written):
-    """An integer of 400 digits, NaN seconds, a billion ranks, a far future time."""
+    """An integer of 400 digits, NaN seconds, a billion ranks and a far future time are tried."""
     change(written / "log.1.jsonl", {"grad_norm": 10**400, "loss": float("inf")}, step=4)
     change(written / "log.3.jsonl", {"tokens": 10**400, "train_s": float("nan")}, step=60)
     ledger = written / "ledger.jsonl"
@@ -51,7 +51,7 @@ def test_invalid_numbers_affect_only_their_own_place(tmp_path, written):
 
 
 def test_pods_that_join_and_leave_are_no_fault(tmp_path, written):
-    """The launcher stopped the first life; the second was lost, as the words of Gloo mean."""
+    """A life that its launcher stopped is no fault; one that ended with an error of Gloo is."""
     raw = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:6029"
     change(written / "ledger.jsonl", {"cause": raw}, event="end", generation=2)
     change(written / "ledger.jsonl", {"event": "stop", "cause": "stopped"}, event="end",
@@ -65,7 +65,7 @@ def test_pods_that_join_and_leave_are_no_fault(tmp_path, written):
 
 
 def test_a_stop_is_not_called_recovery(tmp_path):
-    """Nobody wanted a world for most of that time."""
+    """The time in which no pod was wanted is `stopped`, and the rest of the gap `recovery`."""
     run = write(tmp_path / "run", 60, lives=3, stop_s=600.0)
     page = draw(run, out=tmp_path / "report.html")
     splits = [row[7] for row in table(page, "Lives and restarts")[2:]]
@@ -73,8 +73,8 @@ def test_a_stop_is_not_called_recovery(tmp_path):
 
 
 def test_losses_of_two_datasets_are_compared_with_a_warning(tmp_path, written):
-    """The loss depends on the tokens; with the same dataset there is no warning. The dataset is
-    that of the ledger, not of the copy for people."""
+    """A loss depends on the tokens; runs of one dataset give no warning. The ledger names the
+    dataset; the copy of dataset.json does not count."""
     other = write(tmp_path / "other", 20)
     change(written / "ledger.jsonl", {"dataset": "a"}, event="start")
     for of_other, told in (("a", False), ("b", True)):
@@ -84,8 +84,8 @@ def test_losses_of_two_datasets_are_compared_with_a_warning(tmp_path, written):
         assert ("losses (nats a token) cannot be compared" in said(page)) == told
 
 
-def test_samples_are_shown_from_the_first_to_the_last(tmp_path, written):
-    """At each step from the newest life; at most a dozen; invalid lines are skipped."""
+def test_the_page_has_at_most_a_dozen_samples(tmp_path, written):
+    """Each is from the newest life of its step, up to the last step; invalid lines are skipped."""
     draw(written, out=tmp_path / "report.html")
     rows = [{"step": 3 * i, "generation": 1, "text": f"text {i}\n<b>"} for i in range(1, 31)]
     rows += [{"step": 90, "generation": 2, "text": "the newest"}, {"step": "x"}, {"text": "y"}]

@@ -59,7 +59,7 @@ def test_a_run_that_stays_lost_ends_the_watch(watched, monkeypatch):
 
 
 def test_ctrl_c_leaves_a_page_that_does_not_reload(watched):
-    """The exit code is 0."""
+    """Ctrl-C ends the watch with exit code 0; the page that remains does not reload itself."""
 
     def interrupt():
         raise KeyboardInterrupt
