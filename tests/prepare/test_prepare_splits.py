@@ -81,14 +81,15 @@ def test_splits_of_a_folder_are_kept(tmp_path: Path, in_folders: bool) -> None:
 
 
 def test_a_test_file_without_train_files_is_training_text(books: Path, tmp_path: Path) -> None:
-    """Without files named train, or if given by name, a `test.txt` is training text."""
+    """Without files named train, a `test.txt` is training text. Files given by name are no splits."""
     (books / "test.txt").write_text("a text about tests")
     (books / "more" / "train.py").write_text("source code")
     assert len(all_texts(prepare([books], tmp_path / "out", BYTES))) == 42
     for split in ("train", "validation"):
         parquet(tmp_path / f"{split}-0.parquet", f"{split} 1", f"{split} 2")
     given = sorted(tmp_path.glob("*.parquet"))
-    assert len(all_texts(prepare(given, tmp_path / "given", BYTES))) == 4
+    dataset = prepare(given, tmp_path / "given", BYTES)
+    assert len(texts(dataset, "train")) == 3  # the fourth is validation, as of any texts
 
 
 def test_val_is_a_separate_source(books: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_thinning_keeps_every_extreme():
 def test_short_series_are_not_thinned():
     """They keep their gaps; long series drop them; a series without finite values is not drawn."""
     assert thin([1.0, math.nan, 3.0], 100) == [0, 1, 2]
-    assert math.nan not in [i for i in thin([math.nan] * 500 + [1.0, 2.0] * 500, 100)]
+    assert min(thin([math.nan] * 500 + [1.0, 2.0] * 500, 100)) == 500
     assert thin([math.nan] * 10) == thin([]) == thin([math.nan] * 5000) == means([]) == []
 
 
