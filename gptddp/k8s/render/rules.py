@@ -85,7 +85,7 @@ def _pods(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _world_size(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """At most `--lanes` worker processes: each reads its own stream of the dataset."""
+    """At most `--lanes` processes: each needs its own lane, a stream of rows."""
     lanes = config.with_preset(spec.train, accelerator=spec.gpus > 0).lanes
     pods, nproc = spec.max or 0, spec.nproc_per_node or 0
     if min(pods, nproc) < 1 or pods * nproc <= lanes:
