@@ -1,4 +1,4 @@
-"""Fixtures that are shared: texts, a small real corpus, the runners of local jobs."""
+"""Shared fixtures: texts, a small real corpus, runners of local jobs."""
 
 import os
 import secrets
@@ -16,12 +16,12 @@ from support.toy import SMALL, training_here
 
 
 def pytest_configure():
-    """A shell has its background jobs ignore Ctrl-C, and their children with them: not ours."""
+    """Restore Ctrl-C: a shell makes its background jobs and their children ignore it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # its time limit does not count the waiting
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # waiting is not part of its time limit
 def pytest_runtest_protocol(item):
     with beside_others(alone=item.get_closest_marker("alone") is not None):
         return (yield)
@@ -84,7 +84,7 @@ def forked():
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a runner as a process of its own; whatever is left at the end is killed."""
+    """Start a runner as a separate process; leftover processes are killed at the end."""
     from support.local_jobs import RUN
 
     from gptddp.k8s.local import reaper

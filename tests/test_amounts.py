@@ -19,7 +19,7 @@ LONG = "9" * 100_000
     ],
 )
 def test_a_whole_number_is_exact(text, number):
-    """Of any size, as no float is in between."""
+    """Whole numbers of any size are exact, as no float is in between."""
     found = amounts.whole(text)
     assert found == number and type(found) is int
 
@@ -32,7 +32,7 @@ def test_a_whole_number_is_exact(text, number):
     ],
 )
 def test_a_time_is_in_seconds(text, number):
-    """With units in the order of kubectl, or a plain number of seconds."""
+    """A time has units in kubectl's order, or is a plain number of seconds."""
     assert amounts.seconds(text) == number
 
 
@@ -44,8 +44,8 @@ def test_a_time_is_in_seconds(text, number):
         *(LONG, f"{LONG}k", f"{LONG}h", f"1e{LONG}", f"1.{LONG}h", "1d", "5 m"),
     ],
 )
-def test_what_is_no_number_is_refused_at_once(read, text):
-    """With the rule, which has examples; no text takes long, whatever its exponent or length."""
+def test_an_invalid_number_is_refused_at_once(read, text):
+    """The error has the rule with examples. No text takes long, whatever its exponent or length."""
     began = time.perf_counter()
     with pytest.raises(ValueError, match="^it must be a .*, as in "):
         read(text)
@@ -62,7 +62,7 @@ def test_what_is_no_number_is_refused_at_once(read, text):
         (amounts.seconds, "5m2h", "1h30m"),
     ],
 )
-def test_a_refusal_says_what_is_meant(read, text, meant):
-    """m is for minutes and M for a million: neither is taken for the other."""
+def test_an_error_suggests_the_right_form(read, text, meant):
+    """`m` (minutes) and `M` (a million) are never confused: the error shows a valid form."""
     with pytest.raises(ValueError, match=re.escape(meant)):
         read(text)

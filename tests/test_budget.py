@@ -1,4 +1,4 @@
-"""How much of a run is done, and the learning rate that follows it."""
+"""The budgets of a run, and the learning rate that depends on them."""
 
 import json
 import random
@@ -22,8 +22,8 @@ def closed(**fields) -> Config:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
-def test_the_rate_never_rises_however_long_steps_take(schedule):
-    """After the warm-up; and it has come to its end when the run has."""
+def test_the_rate_never_rises_after_the_warm_up(schedule):
+    """However long steps take, the rate never rises after the warm-up, and ends at final_lr."""
     draw = random.Random(1)
     for _ in range(20):
         budgets = {"max_tokens": draw.randint(5000, 90000), "max_time": draw.uniform(50, 900)}
@@ -39,7 +39,7 @@ def test_the_rate_never_rises_however_long_steps_take(schedule):
 
 
 def test_a_run_ends_with_the_first_budget_that_is_used_up():
-    """None of them counts where it is 0; of steps there is always one."""
+    """The first budget used up ends the run. 0 means no budget; steps are always limited."""
     c = closed(steps=9, max_tokens=100, max_time=2.0)
     assert budget.used_up(c, 8, 99, 1.9) == ""
     assert budget.used_up(c, 9, 100, 2.0) == "steps"
@@ -48,8 +48,8 @@ def test_a_run_ends_with_the_first_budget_that_is_used_up():
     assert budget.used_up(closed(steps=9), 8, 10**9, 1e9) == ""
 
 
-def test_a_reader_sees_when_the_run_will_end():
-    """An end that is an estimate looks like one, and none lies behind the step that is done."""
+def test_the_last_step_is_shown():
+    """An estimated last step is marked with ~, and is never before the current step."""
     assert budget.shown(closed(steps=400), 12, 99, 9.0) == "12/400"
     c = closed(steps=400, max_tokens=1000)
     assert [budget.shown(c, 12, tokens) for tokens in (0, 140, 1000, 9999)] == [
@@ -61,7 +61,7 @@ def test_a_reader_sees_when_the_run_will_end():
 
 
 def on_all_ranks(*train_s: float) -> list[Agreed]:
-    """What each rank makes of the all-reduce, one after the other: the sum of what all bring."""
+    """The result of `agree` on each rank, called one after the other with a real sum."""
     row = np.zeros((1, 2), dtype=np.int64)
     cursors = np.ones((2, 3), dtype=np.int64)
     batch = Batch(row, row.astype(bool), targets=1, fp=2**64 - 1, cursors=cursors, wait_s=0.0)
@@ -87,7 +87,7 @@ def on_all_ranks(*train_s: float) -> list[Agreed]:
 
 
 def test_all_ranks_take_the_rate_of_rank_0s_clock():
-    """Each has its own seconds; all have rank 0's after the all-reduce, and the very same float."""
+    """Each rank has its own clock. After the all-reduce all have exactly rank 0's seconds."""
     c, draw = closed(max_time=3600.0), random.Random(2)
     for _ in range(200):
         clocks = [draw.uniform(0, 3600) for _ in range(5)]
@@ -95,19 +95,19 @@ def test_all_ranks_take_the_rate_of_rank_0s_clock():
         (train_s,) = {it.train_s for it in agreed}
         assert train_s == round(clocks[0], 6) and json.loads(json.dumps(train_s)) == train_s
         assert len({lr_at(99, c, 0, it.train_s) for it in agreed}) == 1
-        again = on_all_ranks(train_s, 0.0)  # a step that is tried once more
+        again = on_all_ranks(train_s, 0.0)  # the step is repeated
         assert {it.train_s for it in again} == {train_s}
     found = {(it.targets, it.generation, it.logged, it.save, it.stop, it.bad) for it in agreed}
     assert found == {(5, 3, 7, True, 0, False)}
 
 
-def test_seconds_that_nobody_can_have_trained_are_no_overflow():
-    """A state that was written by hand may have any number."""
+def test_impossible_training_seconds_do_not_overflow():
+    """A state edited by hand may have any number of seconds: it is limited to 2**40."""
     assert on_all_ranks(1e300, 0.0)[1].train_s == 2.0**40
 
 
-def test_linear_goes_down_in_a_line_and_wsd_at_the_end_of_the_run():
-    """Both after the warm-up; warmdown 0 never goes down, 1 at once."""
+def test_linear_decays_in_a_line_and_wsd_at_the_end_of_the_run():
+    """Linear and wsd decay after the warm-up; a warmdown of 0 never decays, one of 1 at once."""
     fields = dict(lr=1.0, steps=100, warmup_steps=10, final_lr=0.1)
     line = closed(**fields, schedule="linear")
     assert [lr_at(step, line) for step in (9, 10, 55, 100)] == pytest.approx([1, 1, 0.55, 0.1])
@@ -119,8 +119,8 @@ def test_linear_goes_down_in_a_line_and_wsd_at_the_end_of_the_run():
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
-def test_a_budget_of_tokens_or_time_has_the_rates_of_the_steps_that_fit_into_it(schedule):
-    """Where all steps are alike: those of a run of so many steps, from the first to the end."""
+def test_a_budget_of_tokens_or_time_has_the_rates_of_as_many_steps(schedule):
+    """If all steps are alike, every rate is that of a run with as many steps as fit the budget."""
     fields = dict(lr=1.0, warmup_steps=10, schedule=schedule, warmdown=0.5)
     steps = closed(**fields, steps=100)
     tokens = closed(**fields, steps=1000, max_tokens=6400)

@@ -1,4 +1,4 @@
-"""Configuration: presets, TOML, flags, and what a user is told about a mistake."""
+"""Configuration: presets, TOML, flags, and the errors for mistakes."""
 
 import dataclasses
 import json
@@ -28,8 +28,8 @@ def test_the_default_preset_follows_the_hardware():
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_is_valid_and_closes_every_field(preset):
-    """A preset passes its own checks and leaves only the hardware's fields open."""
+def test_every_preset_is_valid_and_sets_every_field(preset):
+    """A preset passes its own checks and leaves only the hardware's fields unset."""
     config = with_preset(Config(preset=preset), accelerator=False)
     left_open = {name for name in FIELDS if getattr(config, name) is None}
     assert left_open <= {"precision", "matmul", "attention", "threads", "device", "metrics_port"}
@@ -37,7 +37,7 @@ def test_every_preset_is_valid_and_closes_every_field(preset):
 
 
 def test_muon_has_a_rate_of_its_own_where_it_was_measured():
-    """Four times AdamW's for `tiny`; of other presets AdamW's serves, and a given one counts."""
+    """Muon has four times AdamW's rate in tiny presets, AdamW's in others; a given rate wins."""
     given = ("tiny", None), ("modern-tiny", None), ("gpt2", None), ("tiny", 1e-3)
     configs = [Config(preset=preset, optimizer="muon", lr=lr) for preset, lr in given]
     rates = [with_preset(config, accelerator=False).lr for config in configs]
@@ -45,8 +45,8 @@ def test_muon_has_a_rate_of_its_own_where_it_was_measured():
 
 
 @pytest.mark.parametrize(("preset", "depth"), [("gpt2", 12), ("modern", 12), ("autoresearch", 8)])
-def test_at_its_own_depth_a_preset_is_as_it_is_but_for_the_length(preset, depth):
-    """So the dial goes through shapes, batches and rates that are known to be good."""
+def test_a_preset_at_its_own_depth_differs_only_in_length(preset, depth):
+    """`--depth` with a preset's own depth keeps its shape, batch and rate: they are known good."""
     plain, dialled = (
         dataclasses.asdict(with_preset(Config(preset=preset, depth=it), accelerator=True))
         for it in (0, depth)
@@ -56,8 +56,8 @@ def test_at_its_own_depth_a_preset_is_as_it_is_but_for_the_length(preset, depth)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_depth_is_a_model_that_trains(preset):
-    """Whatever the preset: heads, lanes and windows fit, and all of it is recorded."""
+def test_every_depth_gives_a_valid_model(preset):
+    """At every depth of every preset, heads, lanes and windows fit, and all values are recorded."""
     for depth in (*range(1, 33), 2**12):
         c = with_preset(Config(preset=preset, depth=depth), accelerator=False)
         assert c.n_layer == depth and c.n_embd >= 64 * depth and c.warmup_steps <= c.steps // 10
@@ -66,8 +66,8 @@ def test_every_depth_is_a_model_that_trains(preset):
         assert with_preset(from_saved("ledger", saved), accelerator=True) == c
 
 
-def test_what_is_given_beside_depth_counts():
-    """And what follows from it: rows as many tokens, a length for that width, a batch of lanes."""
+def test_flags_beside_depth_win():
+    """Given values override those of `--depth`, and batch, steps and warm-up follow them."""
     c = with_preset(Config(depth=12, preset="gpt2", seq_len=512, lanes=7), accelerator=True)
     assert (c.seq_len, c.lanes, c.batch) == (512, 7, 959)
     assert c.steps == -(-20 * 12 * 12 * 768**2 // (959 * 512))
@@ -90,7 +90,7 @@ def test_what_is_given_beside_depth_counts():
     ],
 )
 def test_trained_weights_have_a_tenth_of_the_rate_of_their_width(fields, rate, accelerator):
-    """Whatever preset the machine has: that of CPUs has ten times the rate that GPT-2 can take."""
+    """With trained weights the rate follows the width, not the preset that the machine selects."""
     config = Config(init_sha256="0" * 64, n_head=2, **fields)
     config = with_preset(config, accelerator=accelerator)
     assert config.lr == pytest.approx(rate)
@@ -102,8 +102,8 @@ def test_flags_written_from_a_configuration_give_it_back():
     assert from_args(to_args(dataclasses.asdict(config))) == config
 
 
-def test_a_unit_is_taken_by_flags_and_by_toml_and_the_number_is_recorded(tmp_path):
-    """1M is 1000000 and 5m is 300.0, in what a run has saved and in the flags of pods too."""
+def test_flags_and_toml_accept_units_and_numbers_are_recorded(tmp_path):
+    """1M becomes 1000000 and 5m becomes 300.0, in saved configurations and in flags of pods."""
     path = tmp_path / "job.toml"
     path.write_text('max_tokens = "1M"\nmax_time = "5m"\nsteps = 1e3\ncheckpoint_every = 90\n')
     (tmp_path / "text.toml").write_text('steps = "1e3"')
@@ -121,7 +121,7 @@ def test_a_unit_is_taken_by_flags_and_by_toml_and_the_number_is_recorded(tmp_pat
 
 
 def test_a_flag_without_a_value(tmp_path):
-    """--from-scratch stands alone; in TOML it is true or false."""
+    """--from-scratch takes no value; in TOML it is true or false."""
     assert not from_args([]).from_scratch and from_args(["--from-scratch"]).from_scratch
     assert to_args({"from_scratch": True}) == ["--from-scratch"]
     assert to_args({"from_scratch": False}) == []
@@ -134,7 +134,7 @@ def test_a_flag_without_a_value(tmp_path):
 
 
 def test_lanes_and_batch_follow_each_other():
-    """With one of the two given, the preset's other one is fitted to it."""
+    """If one of the two is given, the preset's value of the other is fitted to it."""
     assert with_preset(Config(batch=10), accelerator=False).lanes == 10
     assert with_preset(Config(lanes=7), accelerator=False).batch == 49
 
@@ -181,7 +181,7 @@ def test_lanes_and_batch_follow_each_other():
         (["--dropout", "1"], "below 1"),
         (["--warmdown", "1.5"], "it must be a part of the run, at most 1"),
         (["--cache-dir", ""], "cache_dir is empty: use a folder"),
-        (["--config", ""], "cannot read the configuration"),  # a variable that is not set
+        (["--config", ""], "cannot read the configuration"),  # as from an unset shell variable
         (["--config", "nowhere.toml"], "cannot read the configuration nowhere.toml"),
     ],
 )
@@ -230,7 +230,7 @@ def test_only_fixed_fields_count_as_differences():
 
 
 def test_no_flag_is_taken_by_torchrun():
-    """torchrun accepts abbreviations, even behind the script: ours must not be one of its own."""
+    """torchrun accepts abbreviated options even after the script; no flag of ours may be one."""
     from torch.distributed.run import get_args_parser
 
     theirs = [o for a in get_args_parser()._actions for o in a.option_strings]

@@ -1,4 +1,4 @@
-"""Whatever a field is given, by a flag, a TOML file or config.json: a value, or one clear error."""
+"""Any input to a field, by flag, TOML or config.json, gives a valid value or one clear error."""
 
 import math
 from collections.abc import Callable
@@ -37,7 +37,7 @@ JSON = [
 
 
 def given(name: str, make: Callable[[], Config]) -> None:
-    """`make` gives a value that can be used, or a short ConfigError that names the field."""
+    """Assert that `make` gives a valid value, or a short ConfigError that names the field."""
     try:
         value = getattr(make(), name)
     except ConfigError as error:
@@ -52,8 +52,8 @@ def given(name: str, make: Callable[[], Config]) -> None:
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_no_value_is_a_traceback(tmp_path, name):
-    """Text, numbers that are none, infinite or huge, lists, tables, null characters."""
+def test_no_value_gives_a_traceback(tmp_path, name):
+    """Text, NaN, infinite or huge numbers, lists, tables and null characters give no traceback."""
     for text in TEXTS:
         given(name, lambda text=text: from_args([f"{flag(name)}={text}"]))
     path = tmp_path / f"{name}.toml"
@@ -66,7 +66,7 @@ def test_no_value_is_a_traceback(tmp_path, name):
 
 
 def test_a_wrong_value_in_a_run_is_exit_code_2_for_every_command(run, tmp_path, capfd):
-    """Its ledger was edited by hand."""
+    """A ledger edited by hand gives an error with file and field, and no traceback."""
     assert run("--steps", "1") == 0
     folder = tmp_path / "run"
     start, *events = read_ledger(folder)
@@ -92,18 +92,18 @@ LONG_ROW = ("--seq-len", str(2**20), "--positions", "rope", "--lanes", "1", "--b
         ((*LONG_ROW, "--mask", "document"), ["seq_len 1048576", "--windows L --mask none"]),
     ],
 )
-def test_what_is_beyond_the_memory_is_refused(run, capfd, flags, words):
-    """A model, or the mask of a long row: its size, that of the memory and the way out, before the
-    allocation fails."""
+def test_a_model_or_mask_larger_than_memory_is_refused(run, capfd, flags, words):
+    """A model, or the mask of a long row, is refused before its allocation fails. The error has its
+    size, the memory and the fix."""
     assert run("--steps", "1", *flags) == 2
     err = capfd.readouterr().err
     assert all(word in err for word in words) and "GiB" in err and "Traceback" not in err
-    assert run("--steps", "1") == 0  # it had not begun
+    assert run("--steps", "1") == 0  # the refused run had not begun
     config = with_preset(Config(preset="gpt2"), accelerator=False)
     check_size(config, 50257, torch.device("cpu"))
 
 
-# -- what is allowed and seldom meant ------------------------------------------------------------
+# -- allowed, but seldom intended ----------------------------------------------------------------
 
 
 def closed(**fields: int) -> Config:
@@ -117,14 +117,14 @@ def closed(**fields: int) -> Config:
         (7, ["2.0%", "some have 7", "8 are faster"]),
     ],
 )
-def test_lanes_that_cannot_be_shared_out_evenly_are_told(workers, says):
-    """Which part of the workers' time is idle, however small, and better numbers."""
+def test_advice_on_lanes_that_do_not_divide_evenly(workers, says):
+    """The advice has the idle part of the workers' time, however small, and better numbers."""
     (line,) = advice(closed(), workers)
     assert all(text in line for text in says) and "48 lanes" in line
 
 
-def test_better_numbers_are_better():
-    """Of any lanes and workers: the fewer are as fast, the more are faster."""
+def test_suggested_numbers_of_workers_are_better():
+    """For any lanes and workers, the smaller suggestion is as fast, and the larger is faster."""
     for lanes in range(1, 60):
         config = closed(lanes=lanes, batch=lanes)
         for workers in range(1, lanes + 1):
@@ -139,8 +139,8 @@ def test_better_numbers_are_better():
                 assert all(n < workers and -(-lanes // n) == most for n in fewer)
 
 
-def test_a_warm_up_longer_than_the_run_is_told():
-    """Where the learning rate ends, and both ways out."""
+def test_advice_on_a_warm_up_longer_than_the_run():
+    """The advice says where the learning rate ends, and names both fixes."""
     (line,) = advice(closed(steps=3, warmup_steps=1000, lr=1), 1)
     assert "warmup_steps 1000 is more than steps 3" in line and "ends at 3.0e-03" in line
     assert "--warmup-steps of at most 3" in line and not advice(closed(steps=3, warmup_steps=3), 1)
@@ -151,8 +151,8 @@ def test_a_warm_up_longer_than_the_run_is_told():
     assert not advice(closed(steps=999, warmup_steps=6, max_tokens=5 * full + 1), 1)
 
 
-def test_a_job_is_told_before_it_is_submitted():
-    """The notes of render and submit have the same lines, for all workers of the job."""
+def test_a_job_gets_its_advice_before_it_is_submitted():
+    """The notes of `render` and `submit` have the advice, for all workers of the job."""
     job = spec.load(
         None, {"replicas": 16, "nproc_per_node": 2, "image": "a:1"}, ["--preset", "gpt2"]
     )
@@ -160,8 +160,8 @@ def test_a_job_is_told_before_it_is_submitted():
     assert "32 workers share 48 lanes" in note
 
 
-def test_it_is_told_once_on_rank_0(corpus, tmp_path, train_here, caplog, monkeypatch):
-    """By the trainer, at the beginning of a life."""
+def test_rank_0_logs_the_advice_once(corpus, tmp_path, train_here, caplog, monkeypatch):
+    """The trainer logs its advice once, at the beginning of a life."""
     asked = []
     monkeypatch.setattr(entry, "advice", lambda c, world: asked.append(world) or ["too many"])
     places = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "1"]

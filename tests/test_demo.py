@@ -1,4 +1,4 @@
-"""The demo: its model can be exported, its samples are shown, and its last words are commands."""
+"""The demo: its model can be exported, and the samples and commands that it prints are right."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from gptddp.run.directory import SAMPLES
 
 @pytest.fixture(scope="module")
 def shown(corpus, tmp_path_factory):
-    """A folder as the demo leaves it, with a toy of the demo's model, and its run."""
+    """The folder that a demo leaves, but with a toy model, and its run directory."""
     folder = tmp_path_factory.mktemp("demo")
     run = folder / "volumes/runs/demo"
     (folder / "volumes").mkdir()
@@ -31,13 +31,13 @@ def shown(corpus, tmp_path_factory):
     return folder, run
 
 
-def test_the_model_is_one_that_transformers_has():
-    """Of a model that no layout can say, the last of the printed commands would be refused."""
+def test_transformers_has_the_demos_model():
+    """The demo's model has a layout for export; else the printed export command would fail."""
     kind_for(with_preset(from_args(demo.RECIPE), accelerator=False))
 
 
 def test_the_first_a_middle_and_the_last_sample_are_shown(shown, capsys):
-    """A few rows of each, with nothing in them that a terminal would obey."""
+    """A few rows of each sample are shown, without control characters."""
     run = shown[1]
     texts = [json.loads(line)["text"] for line in (run / SAMPLES).read_text().splitlines()]
     assert len(texts) == 6
@@ -51,8 +51,8 @@ def test_the_first_a_middle_and_the_last_sample_are_shown(shown, capsys):
     assert capsys.readouterr().out.endswith("bits/byte\n  a [2Jb\n   c\n")
 
 
-def test_the_commands_that_it_ends_with_work_when_they_are_pasted(shown, capsys):
-    """Sample, report and export are run; the training, which is long, begins as it is written."""
+def test_the_printed_commands_work(shown, capsys):
+    """Sample, report and export run as printed; the flags of the long training are accepted."""
     folder, run = shown
     demo.next_steps(folder, run, folder / "report.html")
     lines = [it for it in capsys.readouterr().out.splitlines() if it.startswith("gptddp ")]
@@ -66,8 +66,8 @@ def test_the_commands_that_it_ends_with_work_when_they_are_pasted(shown, capsys)
     assert from_args(commands[3][1:]).depth == 2
 
 
-def test_the_readme_shows_what_it_prints():
-    """Headings, the words before figures, and the settings of the training."""
+def test_the_readme_shows_what_the_demo_prints():
+    """The README's headings, words before figures, and training flags are the demo's."""
     shown = (ROOT / "README.md").read_text().split("## The demo")[1].split("```")[1]
     code = (ROOT / "gptddp/demo.py").read_text()
     headings = re.findall(r"^== ([A-Z][^,:\n]*)", shown, re.M)

@@ -1,4 +1,4 @@
-"""The documentation names what there is, and nothing else."""
+"""The documentation names everything that exists, and nothing else."""
 
 import ast
 import re
@@ -24,21 +24,21 @@ COMMANDS += [f"gptddp-k8s {name}" for name in k8s_cli.list_commands(None)]
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_documented(command):
-    """A command that no page shows does not exist for a reader."""
+    """At least one page shows each command."""
     assert any(command in page.read_text() for page in PAGES)
 
 
 def test_every_documented_command_exists():
-    """What follows `gptddp` or `gptddp-k8s` on a page is one of their commands."""
+    """The word after `gptddp` or `gptddp-k8s` on a page is one of their commands."""
     for page in PAGES:
         shown = re.findall(r"(?:\$ |`)(gptddp(?:-k8s)?) ([a-z]+)", page.read_text())
         assert {f"{program} {name}" for program, name in shown} <= set(COMMANDS), page
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
-    """Each names a file of the repository, and what follows its # is a heading there, as GitHub
-    names it."""
+def test_links_have_targets(page):
+    """A link names a file of the repository, and its anchor is a heading there, as GitHub makes
+    anchors."""
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
         there = page.parent / target if target else page
         assert there.exists(), target
@@ -50,20 +50,20 @@ def test_links_lead_somewhere(page):
 
 
 def test_a_message_that_names_a_page_says_where_it_is():
-    """An installed package has no pages: they are those of the sources."""
+    """A message says that a page is one of the sources, as an installed package has none."""
     for path in sorted((ROOT / "gptddp").rglob("*.py")):
         tree = ast.parse(path.read_text())
         for statement in ast.walk(tree):
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                statement.value.value = ""  # a docstring
+                statement.value.value = ""  # omit a docstring
         texts = [it.value for it in ast.walk(tree) if isinstance(it, ast.Constant)]
         named = [it for it in texts if isinstance(it, str) and re.search(r"docs/.*\.md", it)]
-        if path.name != "demo.py":  # which `make demo` runs among the sources
+        if path.name != "demo.py":  # `make demo` runs it from the sources
             assert all(re.search(r"docs/.*\.md of the sources", it) for it in named), path
 
 
 def test_every_exit_code_is_documented():
-    """The table of exit codes has every code that an error of ours ends with."""
+    """The tables of exit codes have the code of every error class."""
     trainer, k8s = ((ROOT / f"docs/{page}.md").read_text() for page in ("train", "k8s"))
     for code in {k.exit_code for k in vars(errors).values() if hasattr(k, "exit_code")}:
         assert f"| {code} |" in (k8s if 100 <= code <= 127 else trainer)  # gptddp-k8s's own
@@ -72,9 +72,9 @@ def test_every_exit_code_is_documented():
 def test_files_named_in_the_readme_exist():
     """The map of the package leads to real files."""
     tree = (ROOT / "README.md").read_text().split("## Where things are")[1].split("```")[1]
-    folders: list[str] = []  # what the lines that are less indented name
+    folders: list[str] = []  # named by the less indented lines above
     for line in filter(None, tree.splitlines()):
-        names = line.strip().split("  ")[0].split()  # two spaces, then what it is
+        names = line.strip().split("  ")[0].split()  # a description follows two spaces
         del folders[(len(line) - len(line.lstrip())) // 2 :]
         for name in names:
             assert ROOT.joinpath(*folders, name).exists(), f"{'/'.join(folders)}: {name}"
@@ -93,12 +93,12 @@ def test_files_that_answer_a_question_exist():
 
 
 def numbers_of(text):
-    """The faults in the tables of a page."""
+    """The numbers of the faults in the tables of a page."""
     return {int(number) for number in re.findall(r"^\| (\d+) \|", text, re.M)}
 
 
-def test_what_depth_makes_is_documented():
-    """The table of docs/train.md is what `--depth` gives, without a GPU and with one."""
+def test_the_table_of_depths_is_right():
+    """The table of docs/train.md has the values that `--depth` gives without and with a GPU."""
     page = (ROOT / "docs/train.md").read_text()
     for depth in (2, 4, 8, 12, 20):
         row = f"| {depth} |"
@@ -112,7 +112,7 @@ def test_what_depth_makes_is_documented():
 
 
 def test_every_fault_is_tested():
-    """1 to 40, each on the page: measured by whole jobs, or by tests that there are."""
+    """Faults 1 to 40 are on the page, each measured on a whole job or tested by a named test."""
     measured, _, elsewhere = faults.DOCS.read_text().partition("## Tested in parts")
     tests = "".join(path.read_text() for path in (ROOT / "tests/faults").glob("test_*.py"))
     rows = re.findall(r"pytest\.mark\.fault\((\d+)\)|^    \((\d+), \w", tests, re.M)
@@ -126,8 +126,8 @@ def test_every_fault_is_tested():
         assert f"def {function}" in (ROOT / path).read_text(), (path, function)
 
 
-def test_the_tables_of_the_faults_are_as_they_are_made():
-    """Of the measurements that the page has, the same page is made: its summary is of them."""
+def test_the_page_of_faults_matches_its_measurements():
+    """The measurements on the page give the same page again, with its summary."""
     page = faults.DOCS.read_text()
     rows = re.findall(r"^\| (\d+) \| (.*) \| (.*) \| ([\d.]*) \| ([\d.]*) \| (\d+) \|$", page, re.M)
     names = ("fault", "what", "happens", "seconds", "back_s", "redone")
@@ -136,13 +136,13 @@ def test_the_tables_of_the_faults_are_as_they_are_made():
         it |= {"fault": int(it["fault"]), "redone": int(it["redone"])}
         it |= {name: float(it[name] or "nan") for name in ("seconds", "back_s")}
     made, old = (re.sub(r"two cores \(.*", "", it) for it in (faults.page(measured, page), page))
-    assert len(measured) > 40 and made == old  # but for the machine
+    assert len(measured) > 40 and made == old  # except for the machine
     assert faults.page([], page) == page
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_are_short(page):
-    """Up to 110 characters, but for tables and what is printed."""
+    """Lines have at most 110 characters, except in tables and code blocks."""
     printed, long = False, []
     for number, line in enumerate(page.read_text().splitlines(), 1):
         printed ^= line.startswith("```")
@@ -152,7 +152,7 @@ def test_lines_are_short(page):
 
 
 def test_a_version_of_the_changelog_has_each_heading_once_and_in_order():
-    """Those of Keep a Changelog; and no line stands twice."""
+    """Headings are those of Keep a Changelog, in its order, and no entry is repeated."""
     for version in (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]:
         headings = re.findall(r"^### (.*)$", version, re.M)
         order = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
@@ -162,7 +162,7 @@ def test_a_version_of_the_changelog_has_each_heading_once_and_in_order():
 
 
 def test_every_metric_is_documented():
-    """What a scrape shows of ours has a row in docs/train.md."""
+    """docs/train.md names exactly our metrics that a scrape shows."""
     families = Metrics(Config(), None, peak=1.0, run_id="r").registry.collect()
     ours = {family.name for family in families if family.name.startswith("gptddp_")}
     page = (ROOT / "docs/train.md").read_text().split("## Metrics")[1]
@@ -170,8 +170,8 @@ def test_every_metric_is_documented():
     assert named == ours
 
 
-def test_all_name_one_version_of_the_operator():
-    """What is built for the tests, what users apply, and what they are told to apply."""
+def test_one_version_of_the_operator_is_named_everywhere():
+    """The tests' cluster, the manifests, the documentation and the messages name one version."""
     built = re.search(r"OPERATOR=(\S+)", (ROOT / "tests/cluster/lib.sh").read_text())
     assert built
     for name in ("operator/kustomization.yaml", "operator/README.md", "gptddp/k8s/cluster.py"):

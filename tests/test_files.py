@@ -1,4 +1,4 @@
-"""Files that are whole or absent."""
+"""Atomic writes, durable folders, and locks."""
 
 import errno
 import fcntl
@@ -22,8 +22,8 @@ def test_absent_is_none_and_garbage_is_named(tmp_path):
 
 
 def test_a_new_folder_is_durable_with_its_name(tmp_path, monkeypatch):
-    """Every folder that is made is an entry of one that is fsynced after it; again the next time,
-    as the first may have been killed in between."""
+    """After a folder is made, its parent is fsynced. The next call does so again, as the first may
+    have been killed in between."""
     done, fsync = [], files.fsync
     monkeypatch.setattr(files, "fsync", lambda path: (done.append(path), fsync(path)))
     files.make_folder(tmp_path / "a/b")
@@ -53,8 +53,8 @@ def test_failed_write_keeps_the_old_content(tmp_path, monkeypatch, call):
     assert os.listdir(tmp_path) == ["config.json"]
 
 
-def test_an_unfinished_file_that_is_tidied_away_is_written_again(tmp_path, monkeypatch):
-    """Who tidies up a folder cannot tell a living writer's from that of a killed one."""
+def test_a_removed_temporary_file_is_written_again(tmp_path, monkeypatch):
+    """A clean-up may remove a temporary file, as it cannot know that the writer is alive."""
     replace = os.replace
 
     def tidied_away(source, target):
@@ -69,7 +69,7 @@ def test_an_unfinished_file_that_is_tidied_away_is_written_again(tmp_path, monke
 
 
 def test_short_writes_are_completed(tmp_path, monkeypatch):
-    """Data arrives whole where the system takes it three bytes at a time."""
+    """All data is written even if the system takes three bytes at a time."""
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:3])))
     files.write_atomic(tmp_path / "x", b"0123456789")
@@ -81,7 +81,7 @@ def test_short_writes_are_completed(tmp_path, monkeypatch):
     [(0, 8 * PAGE, True), (0, 5 * PAGE + 7, False), (3, PAGE, False)],
 )
 def test_writing_past_the_page_cache(tmp_path, offset, nbytes, bypasses):
-    """Blocks go to the device; what is none, by its place in memory or its end, arrives as well."""
+    """Aligned blocks bypass the page cache; unaligned or incomplete ones are written through it."""
     memory = mmap.mmap(-1, 9 * PAGE)
     memory[:] = os.urandom(9 * PAGE)
     data = memoryview(memory)[offset : offset + nbytes]
@@ -95,8 +95,8 @@ def test_writing_past_the_page_cache(tmp_path, offset, nbytes, bypasses):
     assert (tmp_path / "x").read_bytes() == data
 
 
-def test_a_directory_that_cannot_be_synced_is_passed_over(tmp_path, monkeypatch):
-    """EINVAL, as some file systems say of directories, is an error for a file only."""
+def test_a_directory_that_cannot_be_synced_is_ignored(tmp_path, monkeypatch):
+    """EINVAL from fsync is ignored for a directory, as on some file systems, but not for a file."""
     (tmp_path / "x").touch()
 
     def refuse(fd):
@@ -109,7 +109,7 @@ def test_a_directory_that_cannot_be_synced_is_passed_over(tmp_path, monkeypatch)
 
 
 def test_a_lock_is_held_once_and_may_be_removed_by_its_holder(tmp_path):
-    """A second try is refused at once; after the holder has removed the file a new one is made."""
+    """A second lock fails at once. After the holder removes the file, a new one can be locked."""
     path = tmp_path / "lock"
     held = files.lock(path)
     with pytest.raises(BlockingIOError):
@@ -123,8 +123,8 @@ def test_a_lock_is_held_once_and_may_be_removed_by_its_holder(tmp_path):
     assert not files.is_locked(path)
 
 
-def test_a_lock_on_a_file_that_goes_meanwhile_is_taken_on_the_new_one(tmp_path, monkeypatch):
-    """The file may go between its opening and the lock: the lock is on what has the name now."""
+def test_a_lock_on_a_removed_file_is_taken_on_a_new_one(tmp_path, monkeypatch):
+    """If the file is removed between its opening and the lock, a new file is locked."""
     path, real = tmp_path / "lock", fcntl.flock
 
     def late(fd, operation):

@@ -9,13 +9,13 @@ from support import ledgers
 from gptddp.cli import cli
 from gptddp.run.progress import fold
 
-CHAIN = [0]  # chain_fp by step, of the rows of all steps
+CHAIN = [0]  # chain_fp after each step
 for number in range(1, 100):
     CHAIN.append(fold(CHAIN[-1], number * 2**40))
 
 
 def write(run, generation, steps, *, world_size=1, changed=(), chain_changed=()):
-    """A log of these steps; those of `changed` have rows of their own."""
+    """Write a log of these steps; the steps in `changed` have other rows."""
     run.mkdir(exist_ok=True)
     with open(run / f"log.{generation}.jsonl", "a") as file:
         for step in steps:
@@ -31,7 +31,7 @@ def fingerprints(*runs):
 
 
 def test_runs_of_the_same_rows(tmp_path):
-    """Exit code 0 and the number of steps, whatever the world sizes and lives."""
+    """Equal rows give exit code 0 and the number of steps, whatever the world sizes and lives."""
     write(tmp_path / "a", 1, range(1, 41))
     write(tmp_path / "b", 1, range(1, 21), world_size=4)
     write(tmp_path / "b", 2, range(15, 41), world_size=3)
@@ -43,8 +43,8 @@ def test_runs_of_the_same_rows(tmp_path):
     )
 
 
-def test_a_shorter_run_is_said_to_be_shorter(tmp_path):
-    """Only the steps of both are compared, and what one of them lacks is named."""
+def test_missing_steps_are_named(tmp_path):
+    """Only steps in both runs are compared, and the steps that one of them lacks are named."""
     write(tmp_path / "a", 1, range(1, 11))
     write(tmp_path / "b", 1, [*range(1, 5), *range(7, 16)])
     result = fingerprints(tmp_path / "a", tmp_path / "b")
@@ -58,7 +58,7 @@ def test_a_shorter_run_is_said_to_be_shorter(tmp_path):
 
 
 def test_the_first_difference_is_shown(tmp_path):
-    """Exit code 1, the step, both values, and the life that logged each."""
+    """Different rows give exit code 1, the step, both values, and the life that logged each."""
     write(tmp_path / "a", 1, range(1, 31))
     write(tmp_path / "b", 1, range(1, 21), world_size=4)
     write(tmp_path / "b", 3, range(17, 31), world_size=5, changed=[17, 18, 25])
@@ -71,8 +71,8 @@ def test_the_first_difference_is_shown(tmp_path):
     ]
 
 
-def test_a_chain_that_differs_alone_points_back(tmp_path):
-    """Equal rows behind steps that are not in the logs are still different runs."""
+def test_a_different_chain_alone_points_to_an_earlier_step(tmp_path):
+    """If chain_fp differs and batch_fp does not, the rows of a step before the logs differ."""
     write(tmp_path / "a", 1, range(5, 9))
     write(tmp_path / "b", 1, range(5, 9), chain_changed=range(5, 9))
     result = fingerprints(tmp_path / "a", tmp_path / "b")
@@ -82,7 +82,7 @@ def test_a_chain_that_differs_alone_points_back(tmp_path):
 
 
 def exact(run, *, reduce="exact", **changes):
-    """A run of eight steps with losses and two states; a change: of a field from step 5 on."""
+    """Write a run of eight steps with losses and two states; `changes` apply from step 5 on."""
     write(run, 1, range(1, 9))
     ledgers.begun(run, {"reduce": reduce})
     log = run / "log.1.jsonl"
@@ -96,7 +96,7 @@ def exact(run, *, reduce="exact", **changes):
 
 
 def test_runs_of_the_same_bits(tmp_path):
-    """Of two runs with exact sums losses and states are compared, and how many is said."""
+    """For two runs with exact sums, losses and states are compared, and the states are counted."""
     exact(tmp_path / "a")
     exact(tmp_path / "b")
     result = fingerprints(tmp_path / "a", tmp_path / "b")
@@ -118,8 +118,8 @@ def test_runs_of_the_same_bits(tmp_path):
     ],
 )
 def test_the_first_number_or_state_that_differs_is_shown(tmp_path, field, value, step):
-    """Of the same rows. What one run has not computed is no difference; nor is anything where the
-    sums of one are not exact, and that is said."""
+    """With equal rows, the first different value is shown. A value that one run lacks is no
+    difference. If the sums of one run are not exact, only rows are compared."""
     exact(tmp_path / "a")
     exact(tmp_path / "b", **{field: value})
     result = fingerprints(tmp_path / "a", tmp_path / "b")
@@ -149,8 +149,8 @@ def test_the_first_number_or_state_that_differs_is_shown(tmp_path, field, value,
         ([77], "", "no step is in both logs: "),
     ],
 )
-def test_what_cannot_be_compared_is_refused(tmp_path, steps, line, message):
-    """Exit code 2 and the reason: an answer without a step compared would look like `same`."""
+def test_runs_that_cannot_be_compared_are_refused(tmp_path, steps, line, message):
+    """The exit code is 2, with the reason: without a compared step, `same` would be wrong."""
     write(tmp_path / "a", 1, range(1, 9))
     if steps is not None:
         write(tmp_path / "b", 1, steps)

@@ -24,7 +24,7 @@ SHOWN = "\\x1b[2Jjob\\r\\n\\x9b31m\\u202edone"
 
 
 def test_control_characters_are_made_visible():
-    """Each is an escape; letters of any language stay; only line ends and tabs of ours stay."""
+    """Control characters become escapes. Letters of all languages, our line ends and tabs stay."""
     assert visible(HOSTILE) == SHOWN
     assert visible("Zażółć 言語 'x' \\n ✓") == "Zażółć 言語 'x' \\n ✓"
     assert visible("a\nb\tc\udc80\0") == "a\\nb\\tc\\udc80\\x00"
@@ -39,14 +39,14 @@ def test_control_characters_are_made_visible():
         *[(".", False), ("..", False), ("a\0b", False), (None, False), (3, False), (["a"], False)],
     ],
 )
-def test_a_name_of_a_manifest_stays_in_its_folder(name, inside):
-    """Whatever a manifest says, no other file is read."""
+def test_a_path_in_a_manifest_stays_in_its_folder(name, inside):
+    """Only a relative path that stays inside the folder is accepted."""
     assert is_inside(name) == inside
 
 
 @pytest.mark.parametrize("name", ["../model.bin", "/etc/passwd", ".."])
 def test_a_checkpoint_whose_shards_lie_elsewhere_is_not_loaded(tmp_path, caplog, name):
-    """The manifest's field is named, and the checkpoint before it is taken."""
+    """The error names the manifest's field, and the previous checkpoint is loaded."""
     writer = Writer(tmp_path, 1)
     for step in (1, 2):
         assert not writer.save(step, {"w": torch.ones(3)}, {}).error
@@ -63,7 +63,7 @@ def test_a_checkpoint_whose_shards_lie_elsewhere_is_not_loaded(tmp_path, caplog,
 @pytest.mark.parametrize("field", ["splits.train.files[0].path", "tokenizer.file"])
 @pytest.mark.parametrize("on_bad", ["fail", "quarantine"])
 def test_a_dataset_whose_files_lie_elsewhere_is_refused(corpus, tmp_path, name, field, on_bad):
-    """Also where bad files may be left out; the message has file, field and rule."""
+    """The error has file, field and rule, even with --on-bad quarantine."""
     manifest = json.loads((corpus / "dataset.json").read_bytes())
     if field == "tokenizer.file":
         manifest["tokenizer"]["file"] = name or 3
@@ -78,7 +78,7 @@ def test_a_dataset_whose_files_lie_elsewhere_is_refused(corpus, tmp_path, name, 
 
 @pytest.mark.parametrize("target", ["elsewhere", "missing"])
 def test_log_and_ledger_are_not_written_through_a_link(tmp_path, target):
-    """Where a link leads, nothing is appended or made; the trouble and its fix are told."""
+    """Nothing is written to the target of a symbolic link, and the message names the fix."""
     (tmp_path / "elsewhere").write_text("precious")
     (tmp_path / "log").symlink_to(tmp_path / target)
     lines = Lines(tmp_path / "log")
@@ -92,7 +92,7 @@ def test_log_and_ledger_are_not_written_through_a_link(tmp_path, target):
 
 
 def test_a_lock_is_not_made_through_a_link(tmp_path):
-    """Nor is the file that it leads to made."""
+    """A lock file that is a symbolic link is refused, and its target is not created."""
     (tmp_path / "lock").symlink_to(tmp_path / "made")
     with pytest.raises(OSError, match="symbolic link"):
         lock(tmp_path / "lock")
@@ -109,8 +109,8 @@ def test_nothing_is_removed_through_a_link(tmp_path):
     assert kept.exists()
 
 
-def test_what_a_lease_or_an_old_error_says_is_one_visible_line(tmp_path):
-    """Before it gets into a message: it could look like another line of ours."""
+def test_the_text_of_a_lease_or_an_old_error_is_one_visible_line(tmp_path):
+    """Control characters of leases and old errors are escaped, as they could forge our messages."""
     holder = {"job": HOSTILE, "host": HOSTILE, "pid": HOSTILE}
     assert lease_file.describe(holder) == f"job {SHOWN} on host {SHOWN} (process {SHOWN})"
     (tmp_path / "faults").mkdir()
@@ -119,8 +119,8 @@ def test_what_a_lease_or_an_old_error_says_is_one_visible_line(tmp_path):
     assert crash_loop.first(tmp_path, 1) == f"rank 1 ({SHOWN}): {SHOWN}"
 
 
-def test_no_message_reaches_a_terminal_as_it_is(tmp_path, capsys, monkeypatch):
-    """Of the commands, the trainer and the launcher: escape sequences in it are harmless."""
+def test_messages_are_escaped_for_a_terminal(tmp_path, capsys, monkeypatch):
+    """Commands, trainer and launcher escape control characters in their messages."""
     for name in ("GPTDDP_VERDICT", "RANK"):
         monkeypatch.delenv(name, raising=False)
     run = tmp_path / "\x1b[2Jrun"
@@ -132,8 +132,8 @@ def test_no_message_reaches_a_terminal_as_it_is(tmp_path, capsys, monkeypatch):
     assert "\x1b" not in said and said.count("\\x1b[2Jrun") == 2
 
 
-def test_no_message_of_a_cluster_reaches_a_terminal_as_it_is(monkeypatch):
-    """A condition, a pod's last words, an error of the API: the same for gptddp-k8s."""
+def test_messages_of_a_cluster_are_escaped_for_a_terminal(monkeypatch):
+    """gptddp-k8s escapes control characters in its notes and errors, which quote the cluster."""
     from gptddp.k8s.cli.command import Group, note
 
     class Failing(Group):
@@ -149,8 +149,8 @@ def test_no_message_of_a_cluster_reaches_a_terminal_as_it_is(monkeypatch):
     assert "error: the API says \\x1b[2J\n  field: \\x1b[1m\n" in done.output
 
 
-def test_the_lines_of_the_trainer_are_visible_too(forked):
-    """What it logs of a lease, a path or a peer: its logging is set up for that."""
+def test_log_lines_of_the_trainer_are_escaped(forked):
+    """The trainer's logging escapes control characters, such as those of a path or a peer."""
     process = forked(
         "import logging; from gptddp import train; train.main([]); "
         "logging.getLogger('gptddp').warning('run %s: lost %s', '\x1b[2J', 'a\x07')"

@@ -16,20 +16,20 @@ from gptddp.prepare.commands import prepare
 
 PROGRAMS = {"gptddp": cli, "gptddp-k8s": k8s_cli}
 COMMANDS = [(name, command) for name, it in PROGRAMS.items() for command in it.commands]
-LONG = ["submit", "render", "doctor", "prepare"]  # those of gptddp-k8s with main options
+LONG = ["submit", "render", "doctor", "prepare"]  # commands of gptddp-k8s that have main options
 
 
 def shown(program: str, *args: str, columns: int = 80) -> str:
-    """What the program prints for these arguments on a terminal of so many columns."""
+    """The output of the program for these arguments on a terminal of this width."""
     env = {"COLUMNS": str(columns)}
-    width = {"terminal_width": columns}  # else it is 80 for click, whatever COLUMNS says
+    width = {"terminal_width": columns}  # without it click takes 80, whatever COLUMNS says
     result = CliRunner(env=env).invoke(PROGRAMS[program], args, prog_name=program, **width)
     assert result.exit_code == 0
     return result.stdout
 
 
 def options(text: str) -> list[str]:
-    """The options that have a line in a help."""
+    """The options that a help text lists."""
     return [
         it
         for line in re.findall(r"^  (-.*)", text, re.M)
@@ -39,7 +39,7 @@ def options(text: str) -> list[str]:
 
 @pytest.mark.parametrize(("program", "name"), COMMANDS)
 def test_a_summary_is_a_whole_sentence_and_the_help_fits(program, name):
-    """No summary of a command is cut, none takes two lines, and no line is wider."""
+    """No summary is cut or takes two lines, and no line of help is wider than 80 columns."""
     summary = re.search(rf"^  {name} +(\S.*)$", shown(program, "--help"), re.M)
     assert summary and summary[1].endswith(".") and not summary[1].endswith("...")
     assert len(summary[0]) <= 80
@@ -50,7 +50,7 @@ def test_a_summary_is_a_whole_sentence_and_the_help_fits(program, name):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_narrow_terminal_wraps_a_summary(program):
-    """It is never cut: at 60 columns every word of it is there."""
+    """At 60 columns every word of a summary is there."""
     narrow, wide = (shown(program, "--help", columns=it) for it in (60, 200))
     assert "..." not in narrow.partition("Commands:")[2]
     assert narrow.split() == wide.split()
@@ -58,21 +58,21 @@ def test_a_narrow_terminal_wraps_a_summary(program):
 
 @pytest.mark.parametrize(("program", "name"), COMMANDS)
 def test_h_is_for_help(program, name):
-    """Of every command, as of `gptddp train`; also where another program has used it before."""
+    """Every command has `-h`, even after another program has used that command."""
     prepare.make_context("prepare", [".", "--out", "."])
     run = CliRunner().invoke(PROGRAMS[program], [name, "-h"], prog_name=program)
     assert run.exit_code == 0 and run.stdout.lower().startswith("usage: ")
 
 
-def test_the_help_of_train_has_what_people_set_and_the_other_help_has_everything():
-    """Some 20 fields in groups, each with its default; --help-all has every field once, in the
-    same groups."""
+def test_help_of_train_has_the_main_options_and_help_all_has_all():
+    """--help shows some 20 fields in groups, each with its default. --help-all has every field
+    once, in the same groups."""
     text, everything = shown("gptddp", "train", "--help"), shown("gptddp", "train", "--help-all")
     main = [flag(name) for names in MAIN.values() for name in names]
     own = ["--config", "--help", "--help-all"]
     assert options(text) == [*main, *own] and 18 <= len(main) <= 25
     assert options(everything) == [*map(flag, FIELDS), *own]
-    assert "as in 0.9,0.95 (default: 0.9,0.95)" in " ".join(everything.split())  # as it is given
+    assert "as in 0.9,0.95 (default: 0.9,0.95)" in " ".join(everything.split())  # as users write it
     titles = [f"{title}:" for title in (*MAIN, "this command")]
     for it in (text, everything):
         assert re.findall(r"^[\w ]+:$", it, re.M) == titles
@@ -83,8 +83,8 @@ def test_the_help_of_train_has_what_people_set_and_the_other_help_has_everything
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_a_command_of_many_options_shows_those_that_people_set(name):
-    """The rest with --help-all, which has every option once, each group in one place."""
+def test_a_command_with_many_options_shows_the_main_ones(name):
+    """--help shows the main options; --help-all has every option once, each group in one place."""
     command = k8s_cli.commands[name]
     known = [max(it.opts, key=len) for it in command.params if it.param_type_name == "option"]
     text, everything = shown("gptddp-k8s", name, "--help"), shown("gptddp-k8s", name, "--help-all")
@@ -95,8 +95,8 @@ def test_a_command_of_many_options_shows_those_that_people_set(name):
     assert "--toleration" in everything and "--toleration" not in text
 
 
-def test_each_option_that_submit_shows_is_one():
-    """A name in a group that no option has is a mistake."""
+def test_each_main_option_of_submit_exists():
+    """Every name in the groups of main options is an option that `submit` shows."""
     from gptddp.k8s.cli.spec_commands import MAIN as OF_A_JOB
 
     named = [name for names in OF_A_JOB.values() for name in names]
@@ -105,8 +105,8 @@ def test_each_option_that_submit_shows_is_one():
     )
 
 
-def test_the_package_is_the_command():
-    """`python -m gptddp` is gptddp, and its usage says how it was called."""
+def test_the_package_runs_as_a_module():
+    """`python -m gptddp` works like `gptddp`, and its usage shows how it was called."""
     run = [sys.executable, "-m", "gptddp"]
     found = subprocess.run([*run, "train", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0 and found.stdout.startswith("usage: python -m gptddp train [")

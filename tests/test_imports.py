@@ -41,14 +41,14 @@ K8S_LEVELS = [
     {"act", "local"},
     {"cli"},
 ]
-# What k8s takes from outside of it; `gptddp` is again the version.
+# What k8s may import from outside; `gptddp` is again for the version.
 K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.model.shape"}
 K8S_TAKES |= {
     f"gptddp.{name}"
     for name in ("advice", "budget", "click_types", "config", "errors", "files", "flags")
 }
 K8S_TAKES |= {"gptddp.grid", "gptddp.live", "gptddp.track.trackers", "gptddp.units"}
-# Imports within a function that go up, or out of k8s: where a command begins.
+# Allowed imports up, or out of k8s, within functions that start a command.
 UPWARDS = {
     ("gptddp.k8s", "gptddp.k8s.cli.main"),
     ("gptddp.k8s.cli.short_jobs", "gptddp.prepare.commands"),  # the options of `prepare`
@@ -65,7 +65,7 @@ MODULES = {module_name(path): path for path in sorted((ROOT / "gptddp").rglob("*
 
 
 class Import(NamedTuple):
-    """One module of ours that imports another."""
+    """An import of one of our modules by another."""
 
     module: str
     target: str
@@ -74,7 +74,7 @@ class Import(NamedTuple):
 
 
 def imports(module: str, node: ast.AST, lazy: bool = False) -> Iterator[Import]:
-    """Every import of our own modules below a node, wherever it stands."""
+    """Every import of our own modules below a node."""
     for child in ast.iter_child_nodes(node):
         names: list[str] = []
         if isinstance(child, ast.Import):
@@ -97,7 +97,7 @@ def all_imports() -> list[Import]:
 
 
 def part(module: str) -> str:
-    """`data` of `gptddp.data.loader`, `cli` of `gptddp.k8s.cli.main`: what has a level."""
+    """The part of a module: `data` of `gptddp.data.loader`, `cli` of `gptddp.k8s.cli.main`."""
     names = module.removeprefix("gptddp.k8s.").split(".")
     return names[1] if names[0] == "gptddp" and len(names) > 1 else names[0]
 
@@ -122,12 +122,12 @@ def is_allowed(one: Import) -> bool:
 
 
 def test_imports_run_downwards_only():
-    """No module imports a part of its own level or of a higher one, nor k8s more than it may."""
+    """No module imports another part of its level or a higher one; k8s imports only what it may."""
     assert [it for it in all_imports() if not is_allowed(it)] == []
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """Not within a sub-package either, not in a function, and not for type checkers."""
+    """There is no cycle within a sub-package either, in functions, or for type checkers."""
     graph: dict[str, set[str]] = {}
     for one in all_imports():
         if (one.module, one.target) not in UPWARDS:
@@ -136,7 +136,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_every_part_has_a_level_and_every_exception_is_used():
-    """A new sub-package takes its place in LEVELS; what is not imported leaves UPWARDS."""
+    """Every sub-package is in LEVELS, and every pair in UPWARDS is imported."""
     for module in MODULES:
         assert module == "gptddp.k8s" or level(module) >= 0
     assert {(i.module, i.target) for i in all_imports() if i.lazy} >= UPWARDS
@@ -184,7 +184,7 @@ def test_an_import_loads_no_more_than_it_may(code, forbidden):
 
 
 def test_without_its_packages_the_command_says_what_to_install():
-    """One line with the package and the extra, and no traceback."""
+    """If click is missing, one line names the package and the extra, without a traceback."""
     code = "import sys; sys.modules['click'] = None; import gptddp.cli"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     wanted = "gptddp needs the package click: pip install 'gptddp[train]'\n"

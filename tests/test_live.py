@@ -1,4 +1,4 @@
-"""What a training shows of itself, on a real terminal and without one."""
+"""The progress that a training shows, on a real terminal and without one."""
 
 import os
 import re
@@ -21,21 +21,21 @@ PHASES = ("loading torch", "opening the dataset", "building the model", "the fir
 
 @pytest.fixture
 def train(corpus, tmp_path):
-    """The command, for a run that has many steps."""
+    """The arguments of `gptddp train`, without the number of steps."""
     return ["train", *SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run")]
 
 
-def test_as_many_parts_as_fit_and_the_most_important_first():
-    """A part is shown whole or not at all, but for the first."""
+def test_parts_that_do_not_fit_are_left_out():
+    """As many parts as fit are shown, the most important first; only the first may be cut."""
     parts = ["step 3/100", "loss 5.21", "ETA 1:02:05"]
     assert live.fit(parts, 40) == "step 3/100  loss 5.21  ETA 1:02:05"
     assert live.fit(parts, 33) == "step 3/100  loss 5.21"
     assert live.fit(parts, 6) == "step 3" and live.fit([], 6) == ""
 
 
-def test_a_terminal_shows_what_a_training_does_from_its_first_second(train):
-    """Its phases, then how far it is, in one line that fits, also when the terminal gets narrower.
-    It has its cursor all the time, and at the end no line but those that stay."""
+def test_a_terminal_shows_progress_from_the_first_second(train):
+    """Phases and then steps are drawn on one line that fits, also when the terminal gets narrower.
+    The cursor stays visible, and at the end the drawn line is removed."""
     began = time.monotonic()
     screen = Terminal(GPTDDP, *train, "--steps", "100000", columns=80)
     said = screen.until(r"\x1b\[\?25l\x1b\[\?25h") + screen.until(PHASES[0])
@@ -54,8 +54,9 @@ def test_a_terminal_shows_what_a_training_does_from_its_first_second(train):
     assert (screen.seen, screen.end()) == ("", 130)
 
 
-def test_who_is_ended_at_once_leaves_no_line_behind(train):
-    """A signal before the first step, of which no cleaning up is to be had."""
+def test_a_process_that_is_killed_early_removes_its_line(train):
+    """A signal before the first step ends the process without clean-up; the drawn line is removed
+    all the same."""
     screen = Terminal(GPTDDP, *train, "--steps", "100000")
     screen.until("building the model")
     screen.process.send_signal(signal.SIGTERM)
@@ -69,7 +70,7 @@ def test_who_is_ended_at_once_leaves_no_line_behind(train):
 
 
 def test_without_a_terminal_there_are_plain_lines(run, capsys, caplog):
-    """Each phase with its time, once, and each step that is logged; no escape."""
+    """Each phase, with its time, and each logged step is one line without escapes."""
     caplog.set_level("INFO")
     assert run("--steps", "20") == 0
     said = capsys.readouterr().err
@@ -81,7 +82,7 @@ def test_without_a_terminal_there_are_plain_lines(run, capsys, caplog):
 
 @pytest.mark.parametrize(("term", "draws"), [("xterm", True), ("dumb", False)])
 def test_a_terminal_that_cannot_draw_has_plain_lines(monkeypatch, term, draws):
-    """As an editor's shell has them: no escape, and the phases with their times."""
+    """On a dumb terminal, as in an editor's shell, phases are lines with times and no escapes."""
     monkeypatch.setenv("TERM", term)
     fd, end = os.openpty()
     with open(end, "w") as stream:
@@ -95,7 +96,7 @@ def test_a_terminal_that_cannot_draw_has_plain_lines(monkeypatch, term, draws):
 
 
 def test_ctrl_c_ends_a_process_that_loads_torch_at_once(train, tmp_path):
-    """An import, as NumPy's in torch, may swallow it; the training would fail later, or go on."""
+    """Ctrl-C ends the process even if an import swallows it, as NumPy's within torch may."""
     (tmp_path / "torch.py").write_text("try: import time; time.sleep(30)\nexcept BaseException: 1")
     screen = Terminal(GPTDDP, *train, PYTHONPATH=f"{tmp_path}:{ROOT}")
     screen.until("loading torch 1 s")
@@ -105,7 +106,7 @@ def test_ctrl_c_ends_a_process_that_loads_torch_at_once(train, tmp_path):
 
 
 def test_in_the_background_of_a_shell_nothing_is_drawn():
-    """The prompt, with what is typed there, is the terminal's last line."""
+    """A background process draws nothing, as the terminal's last line is the shell's prompt."""
     code = "from gptddp import live\nwith live.shown(): live.phase('loading torch')"
     group = "import os\nif pid := os.fork():\n os.waitpid(pid, 0)\n os._exit(0)\nos.setpgid(0, 0)\n"
     screen = Terminal(BEGIN + group + code)
@@ -113,8 +114,8 @@ def test_in_the_background_of_a_shell_nothing_is_drawn():
     assert said == "[0.0 s] " and screen.end() == 0
 
 
-def test_a_reader_that_goes_ends_no_training(monkeypatch):
-    """What is said after that is lost."""
+def test_a_closed_pipe_does_not_end_a_training(monkeypatch):
+    """After the reader of the output is gone, writing to it raises nothing."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as stream:
@@ -128,8 +129,8 @@ def test_a_reader_that_goes_ends_no_training(monkeypatch):
     "command", [["sample", "{}"], ["eval", "{}", "{}"], ["audit", "{}"]]
     + [["checkpoints", "{}", "--export", "{}/model"]]
 )  # fmt: skip
-def test_who_needs_torch_says_so_at_once(tmp_path, command):
-    """Torch takes seconds: the first line of each command that loads it comes before."""
+def test_commands_that_load_torch_say_so_first(tmp_path, command):
+    """Torch takes seconds to load, so each of these commands first prints `loading torch`."""
     (tmp_path / "ledger.jsonl").touch()
     args = [it.format(tmp_path) for it in command]
     result = CliRunner().invoke(cli, args)
@@ -149,8 +150,8 @@ def test_a_terminal_shows_that_a_command_reads_runs(tmp_path, command):
 
 
 @pytest.mark.parametrize("closed", ["1", "2"])
-def test_a_closed_output_ends_no_training(train, closed):
-    """As by `2>&-`, which leaves Python no stderr."""
+def test_a_closed_output_does_not_end_a_training(train, closed):
+    """A training succeeds without stdout or stderr, as after `2>&-`."""
     closing = "import os, sys; os.execv('/bin/sh', ['sh', '-c', *sys.argv[1:]])"
     screen = Terminal(
         closing,

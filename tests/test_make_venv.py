@@ -1,4 +1,4 @@
-"""image/make-venv: what is installed on which machine, told before it begins."""
+"""image/make-venv: what it installs on which machine, printed before it begins."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from importlib.metadata import requires
 import pytest
 from support.paths import ROOT
 
-# Stand-ins that install nothing: python makes an empty environment, uv tells what it was asked for.
+# Stand-ins that install nothing: python makes an empty environment, uv prints its arguments.
 PYTHON = """#!/bin/sh
 [ "$2" != venv ] || { mkdir -p "$3/bin" && ln -sf /bin/true "$3/bin/python"; }
 """
@@ -17,7 +17,7 @@ HAS_GPU = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
 
 @pytest.fixture
 def make_venv(tmp_path):
-    """What it prints with these variables, in lines."""
+    """make_venv(**variables): the lines that it prints with these environment variables."""
     for name, text in (("python3", PYTHON), ("uv", UV)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -33,31 +33,31 @@ def make_venv(tmp_path):
     return run
 
 
-def test_it_says_first_what_it_installs_how_large_and_how_long(make_venv):
-    """One line before the first package; the packages that no CPU loads only where a GPU is."""
+def test_packages_size_and_time_are_printed_first(make_venv):
+    """One line comes before the first package. Packages only for GPUs are omitted without a GPU."""
     told, asked = make_venv()
     assert "installing PyTorch and gptddp[train]" in told and "GB to download" in told
     assert "It takes about a minute and the download." in told
     assert ("no-gpu.txt" in asked) != HAS_GPU and "torch from PyPI" in asked
 
 
-def test_the_build_of_pytorch_without_cuda_is_taken_where_it_is_asked_for(make_venv):
-    """TORCH=cpu, as for the image: a third of the size, from PyTorch's own index."""
+def test_torch_cpu_installs_the_build_without_cuda(make_venv):
+    """TORCH=cpu, as for the image, takes the build of a third of the size from PyTorch's index."""
     told, asked = make_venv(TORCH="cpu")
     assert "without CUDA" in told
     assert "torch from cpu" in asked and "no-gpu.txt" not in asked
 
 
-def test_another_build_of_pytorch_is_refused_before_anything_is_made(make_venv, tmp_path):
-    """A slip in TORCH would otherwise download CUDA's libraries."""
+def test_an_unknown_build_of_pytorch_is_refused_before_anything_is_made(make_venv, tmp_path):
+    """A typo in TORCH is refused, as it would otherwise download CUDA's libraries."""
     with pytest.raises(subprocess.CalledProcessError) as refused:
         make_venv(TORCH="CPU")
     assert "TORCH is 'CPU': it must be cuda or cpu" in refused.value.stderr
     assert not (tmp_path / ".venv").exists()
 
 
-def test_what_is_left_out_are_packages_that_torch_asks_for():
-    """A name that torch has dropped would leave nothing out, in silence."""
+def test_omitted_packages_are_requirements_of_torch():
+    """torch requires every package of no-gpu.txt; any other name would silently have no effect."""
     lines = (ROOT / "image/no-gpu.txt").read_text().splitlines()
     names = [it.split(";")[0] for it in lines if not it.startswith("#")]
     asked = requires("torch") or []

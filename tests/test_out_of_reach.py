@@ -1,4 +1,4 @@
-"""What the volume cannot say is not taken for "it is not there", whatever the version of Python."""
+"""An error of the volume is not taken for a missing file, whatever the version of Python."""
 
 import ast
 import errno
@@ -29,8 +29,8 @@ def reads(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [*CODES, errno.EACCES, errno.ELOOP])
-def test_a_file_is_there_or_not_or_an_error_says_that_nobody_knows(tmp_path, reads, code):
-    """Only ENOENT and ENOTDIR are a no."""
+def test_exists_raises_if_the_answer_is_unknown(tmp_path, reads, code):
+    """Only ENOENT and ENOTDIR mean that a file is missing; other errors are raised."""
     path = tmp_path / "file"
     path.touch()
     assert files.exists(path) and files.exists(path, stat.S_ISREG)
@@ -42,9 +42,9 @@ def test_a_file_is_there_or_not_or_an_error_says_that_nobody_knows(tmp_path, rea
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_checkpoint_that_a_list_lacks_is_not_passed_over(tmp_path, monkeypatch, reads, code):
-    """A stale list, and the newest name of the ledger cannot be asked for: an error that may pass,
-    and not the checkpoint before."""
+def test_a_checkpoint_missing_from_a_listing_is_not_ignored(tmp_path, monkeypatch, reads, code):
+    """If the listing lacks the ledger's newest checkpoint, and its path gives an I/O error, that
+    temporary error is raised; the previous checkpoint is not used."""
     save(tmp_path, 1)
     newest, listdir = save(tmp_path, 2), os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: [n for n in listdir(path) if n != newest.name])
@@ -54,8 +54,8 @@ def test_a_checkpoint_that_a_list_lacks_is_not_passed_over(tmp_path, monkeypatch
     assert store.newest(tmp_path, None, known=[newest.name]) == newest.name
 
 
-def test_nothing_is_removed_where_a_link_may_be(tmp_path, reads):
-    """What a link in the place of .trash leads to is none of ours."""
+def test_nothing_is_removed_if_trash_may_be_a_link(tmp_path, reads):
+    """If .trash may be a symbolic link, the files in its target are not removed."""
     theirs, trash = tmp_path / "theirs", tmp_path / ".trash"
     theirs.mkdir()
     (theirs / "file").touch()
@@ -66,8 +66,8 @@ def test_nothing_is_removed_where_a_link_may_be(tmp_path, reads):
     assert os.listdir(theirs) == ["file"]
 
 
-def test_no_read_that_fails_makes_a_new_dataset_of_a_whole_one(tmp_path, books, reads):
-    """Also where a process was killed between its last write and its tidying up."""
+def test_a_failed_read_never_replaces_a_whole_dataset(tmp_path, books, reads):
+    """A failed read keeps the dataset, even after a kill between last write and clean-up."""
     out = tmp_path / "out"
     whole = prepare([books], out, BYTES)
     for at in range(100):
@@ -83,17 +83,17 @@ def test_no_read_that_fails_makes_a_new_dataset_of_a_whole_one(tmp_path, books, 
         if number <= at:
             break
     assert 3 < at < 99
-    assert SCRATCH not in os.listdir(out)  # and nothing has kept the lock
+    assert SCRATCH not in os.listdir(out)  # and the lock is released
     (out / SCRATCH).mkdir()
     fails = reads.failing(errno.EIO, path=str(out / MANIFEST))
     with fails, pytest.raises(DataError), building(out):
-        pass  # made by another process after this one has looked
+        pass  # another process made it after the check of this one
     assert open_dataset(out).sha256 == whole.sha256
 
 
 @pytest.mark.parametrize("code", [*CODES, errno.EACCES])
-def test_a_source_out_of_reach_is_no_broken_link(tmp_path, books, reads, code):
-    """It is not left out of the dataset: DataError with its name, for a file and for a folder."""
+def test_an_unreadable_source_is_not_taken_for_a_broken_link(tmp_path, books, reads, code):
+    """An unreadable file or folder is a DataError with its name, and is not left out."""
     (books / "done").mkdir()
     (books / "done/dataset.json").write_text('{"format": "gptddp-dataset"}')
     (books / "done/a.txt").write_text("a text")
@@ -102,20 +102,20 @@ def test_a_source_out_of_reach_is_no_broken_link(tmp_path, books, reads, code):
         with reads.failing(code, path=str(path)), pytest.raises(DataError, match=str(path.parent)):
             prepare([books], tmp_path / "out", settings)
     with reads.failing(code, path=str(path)), pytest.raises(OSError):
-        is_dataset(path.parent)  # else its shards would be taken for sources
+        is_dataset(path.parent)  # otherwise its shards would count as sources
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_is_made_or_the_volumes_own_error_is_raised(tmp_path, reads):
-    """And not that there is a file in the place of one that is there."""
+    """The volume's error is raised, not one that says that a file is in the folder's place."""
     (tmp_path / "a").mkdir()
     with reads.failing(errno.ESTALE, path=str(tmp_path / "a")), pytest.raises(OSError) as caught:
         files.make_folder(tmp_path / "a/b")
     assert caught.value.errno == errno.ESTALE
 
 
-# Who may ask pathlib or os.path: for a message, before a call that would fail as well, to tidy up,
-# of this machine's own files.
+# Modules that may ask pathlib or os.path: for a message, before a call that would fail as well, to
+# clean up, or for this machine's own files.
 FORGIVING = {
     *("checkpoint/retention", "checkpoint/store", "data/dataset", "demo"),
     *("distributed/hardware", "inference/export", "k8s/local/act"),
@@ -126,8 +126,8 @@ FORGIVING = {
 _ASKS = {"exists", "is_dir", "is_file", "is_symlink", "lexists", "isdir", "isfile", "islink"}
 
 
-def test_who_asks_whether_a_file_is_there_gets_an_error_where_nobody_knows():
-    """By `files.exists`; a module that asks pathlib or os.path is listed, as that loses nothing."""
+def test_modules_ask_for_files_with_files_exists():
+    """Only listed modules ask pathlib or os.path, where a wrong answer loses nothing."""
     found = set()
     for path in sorted((ROOT / "gptddp").rglob("*.py")):
         calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]

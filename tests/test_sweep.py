@@ -1,4 +1,4 @@
-"""`gptddp sweep`: many runs by one command, whatever happens to it."""
+"""`gptddp sweep`: many runs by one command, also if it is stopped or killed."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from gptddp.run.history import last_step
 
 @pytest.fixture
 def given(corpus, tmp_path):
-    """given(rates, *flags): the words of a sweep in tmp_path / "lr" over learning rates."""
+    """given(rates, *flags): the arguments of a sweep in tmp_path / "lr" over learning rates."""
 
     def words(rates, *flags):
         common = ["--", *SMALL, "--data", str(corpus), "--steps", "100", "--max-skipped", "1"]
@@ -33,7 +33,7 @@ def given(corpus, tmp_path):
 
 @pytest.fixture
 def begin(spawn, given):
-    """begin(rates, *flags): a sweep as a process of its own."""
+    """begin(rates, *flags): start a sweep in a separate process."""
     program = [sys.executable, "-c", "from gptddp.cli import cli; cli()"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return lambda rates, *flags: spawn([*program, *given(rates, *flags)], **pipes)
@@ -41,22 +41,20 @@ def begin(spawn, given):
 
 @pytest.fixture
 def here(given, train_here):
-    """here(rates, *flags): the result of a sweep in this process, where it trains nothing."""
+    """here(rates, *flags): the result of a sweep in this process, for one that trains nothing."""
     return lambda rates, *flags: CliRunner().invoke(cli, given(rates, *flags))
 
 
-def test_a_sweep_that_is_stopped_and_given_again_is_as_an_undisturbed_one(
-    begin, here, run, tmp_path
-):
-    """With the bits of a run that is started by hand, and its table. A run that fails stops no
-    other, and decides the exit code; what is finished is not trained again."""
+def test_a_stopped_sweep_continues_to_the_result_of_an_undisturbed_one(begin, here, run, tmp_path):
+    """A stopped and repeated sweep has the bits and the table of undisturbed runs. A run that fails
+    stops no other, and sets the exit code. Finished runs are not trained again."""
     stopped = tmp_path / "lr/lr-3e-3"
     first = begin("3e-3,1e-2")
     until(lambda: last_step(stopped) > 0, why=lambda: first.poll())
     first.send_signal(signal.SIGINT)
     _, err = first.communicate(timeout=60)
     assert first.returncode == 130 and "stopped at lr-3e-3" in err and "Aborted" not in err
-    assert 0 < last_step(stopped) < 100, "it was to be stopped in the middle"
+    assert 0 < last_step(stopped) < 100, "the run was not stopped in the middle"
 
     again = begin("1e30,3e-3")
     table, err = again.communicate(timeout=120)
@@ -82,7 +80,7 @@ def test_a_sweep_that_is_stopped_and_given_again_is_as_an_undisturbed_one(
 
 
 def test_no_training_outlives_a_sweep_that_is_killed(begin):
-    """The kernel stops it."""
+    """If a sweep is killed, the kernel stops its training."""
     sweep = begin("3e-3,1e-2", "--steps", "1000000")
     (training,) = until(lambda: children(sweep.pid))
     sweep.kill()
@@ -107,15 +105,15 @@ def test_no_training_outlives_a_sweep_that_is_killed(begin):
         ("1e-3,3e-3", ["--track", "wandb"], "the package wandb is not installed: pip install"),
     ],
 )
-def test_a_mistake_is_told_before_the_first_run(here, tmp_path, rates, flags, told):
-    """Also one in the last value: exit code 2, and nothing is made."""
+def test_a_mistake_is_refused_before_the_first_run(here, tmp_path, rates, flags, told):
+    """A mistake, even in the last value, gives exit code 2, and nothing is made."""
     result = here(rates, *flags)
     assert result.exit_code == 2 and told in result.stderr, result.stderr
     assert not (tmp_path / "lr").exists()
 
 
-def test_a_value_that_does_not_go_with_the_preset_is_told_before_the_first_run(corpus, tmp_path):
-    """That is known without torch, which takes seconds to load."""
+def test_a_value_that_does_not_fit_the_preset_is_refused_before_the_first_run(corpus, tmp_path):
+    """The check of a value against the preset needs no torch, which takes seconds to load."""
     words = ["sweep", "--run-dir", str(tmp_path / "heads"), "--n-head", "4,3"]
     result = CliRunner().invoke(cli, [*words, "--", "--data", str(corpus), "--preset", "tiny"])
     assert result.exit_code == 2 and "n_embd 128 is not divisible by n_head 3" in result.stderr
@@ -123,14 +121,14 @@ def test_a_value_that_does_not_go_with_the_preset_is_told_before_the_first_run(c
 
 
 def test_a_field_that_is_given_twice_is_refused(tmp_path):
-    """Else the values that came first would be left out without a word."""
+    """A repeated field is refused, as its first values would be ignored silently."""
     words = ["sweep", "--run-dir", str(tmp_path / "lr"), "--lr", "1e-3,3e-3", "--lr=1e-2"]
     result = CliRunner().invoke(cli, [*words, "--", "--steps", "9"])
     assert result.exit_code == 2 and "a field is given twice" in result.stderr
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_the_first_run(here, tmp_path, monkeypatch):
-    """And which folder it is: the one in which that of the sweep would be made."""
+def test_an_unwritable_folder_is_refused_before_the_first_run(here, tmp_path, monkeypatch):
+    """The error names the folder in which the sweep's own folder would be made."""
     monkeypatch.setattr(
         os, "access", lambda path, mode: path != tmp_path
     )  # root may write anywhere
@@ -139,14 +137,14 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_first_run(here, tmp_
 
 
 @pytest.mark.parametrize("name", ["data", "run_dir", "metrics_port", "init_sha256", "betas"])
-def test_what_is_of_a_start_cannot_be_swept(name):
-    """A path or a port makes no runs to compare: the message names the flag and the fix."""
+def test_fields_of_a_start_cannot_be_swept(name):
+    """Paths and ports make no runs to compare. The error names the flag and the fix."""
     with pytest.raises(ConfigError, match=f"--{name}".replace("_", "-") + ".*after --"):
         grid.configurations({name: "1,2"}, Config(), [])
 
 
 def test_several_fields_give_every_combination():
-    """In the order of the command; a name has them in the order of the configuration."""
+    """Runs are in the order of the command, fields of a name in that of the configuration."""
     swept = {"seed": "1,2", "lr": "1e-3,0.0012", "windows": "SL"}
     runs = grid.configurations(swept, Config(steps=9), [])
     values = [(it.seed, it.lr, it.windows, it.steps) for it in runs.values()]
@@ -166,5 +164,5 @@ def test_several_fields_give_every_combination():
     ],
 )
 def test_a_number_has_one_name_however_it_is_written(same, name):
-    """Of lower case letters, digits and '-', which a folder and a job may have."""
+    """A name has only lower case letters, digits and '-', which folders and jobs allow."""
     assert list(grid.configurations({"lr": ",".join(same)}, Config(), [])) == [name]

@@ -1,4 +1,4 @@
-"""One training process, in this one: what a run leaves behind, and what a mistake is told."""
+"""Training in this process: what a run leaves behind, and the errors for mistakes."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ def test_a_run_logs_every_step_and_saves_the_last(run, tmp_path):
 
 
 def test_a_new_run_directory_is_durable(run, tmp_path, monkeypatch):
-    """Its entry in the folder above is fsynced before anything is in it."""
+    """The folder above a new run directory is fsynced before the run directory has a file."""
     done, fsync = [], os.fsync
 
     def noting(fd):
@@ -55,7 +55,7 @@ def test_a_new_run_directory_is_durable(run, tmp_path, monkeypatch):
 
 
 def test_gradients_are_clipped_unless_the_norm_is_0(corpus, tmp_path):
-    """0 is no clipping: the bits are those of a limit that is never reached."""
+    """With --grad-clip 0 the bits are those of a limit that is never reached."""
     states = {}
     for clip in ("0", "1e9", "0.1"):
         places = ["--data", str(corpus), "--run-dir", str(tmp_path / clip), "--grad-clip", clip]
@@ -65,7 +65,7 @@ def test_gradients_are_clipped_unless_the_norm_is_0(corpus, tmp_path):
 
 
 def test_a_run_of_another_configuration_is_refused(run, tmp_path, capsys):
-    """Exit code 2, the fields that differ and the fix; the run is left as it was."""
+    """The error has exit code 2, the fields that differ and the fix; the run is unchanged."""
     assert run("--steps", "2") == 0
     before = (tmp_path / "run/config.json").read_bytes()
     assert run("--steps", "4", "--seed", "1", "--n-embd", "64") == 2
@@ -85,7 +85,7 @@ def test_a_run_of_another_configuration_is_refused(run, tmp_path, capsys):
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd, args, message):
-    """No traceback for what the user can put right."""
+    """A mistake that the user can fix gives no traceback."""
     monkeypatch.chdir(tmp_path)
     assert train.main(args) == 2
     err = capfd.readouterr().err
@@ -93,8 +93,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd, arg
     assert not list(tmp_path.iterdir())
 
 
-def test_a_data_volume_that_is_away_ends_a_life_and_not_the_run(run, tmp_path, monkeypatch):
-    """No final exit code: the next life tries again, and goes on when the volume is back."""
+def test_an_unavailable_data_volume_ends_a_life_and_not_the_run(run, tmp_path, monkeypatch):
+    """The error is not final: the next life tries again, and continues if the volume is back."""
     assert run("--steps", "2") == 0
     read = Path.read_bytes
 
@@ -112,7 +112,7 @@ def test_a_data_volume_that_is_away_ends_a_life_and_not_the_run(run, tmp_path, m
 
 
 def test_a_bad_row_group_ends_the_run(books, tmp_path, monkeypatch, capfd):
-    """Exit code 2, its name, and the way to go on without it."""
+    """A bad row group gives exit code 2, its name, and the flag to continue without it."""
     monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
     dataset = prepare([books], tmp_path / "data", BYTES)
     sizes = [group.tokens for group in dataset.row_groups("train")]
@@ -125,7 +125,7 @@ def test_a_bad_row_group_ends_the_run(books, tmp_path, monkeypatch, capfd):
 
 
 def test_data_that_changes_between_lives_is_refused_with_its_files(books, tmp_path, capfd):
-    """Another dataset in the same place: each file that differs, and the run is left as it was."""
+    """Other data in the same place is an error with each different file; the run is unchanged."""
     dataset = prepare([books], tmp_path / "data", BYTES)
     args = [*SMALL, "--data", str(dataset.dir), "--run-dir", str(tmp_path / "run")]
     assert train.main([*args, "--steps", "2"]) == 0
@@ -144,8 +144,8 @@ def test_data_that_changes_between_lives_is_refused_with_its_files(books, tmp_pa
     assert len(list(history(tmp_path / "run"))) == 2
 
 
-def test_a_state_that_was_saved_with_another_fingerprint_is_not_gone_on_from(run, tmp_path, capfd):
-    """Its bytes are as they were written, and one number is not that of the run: exit code 4."""
+def test_a_state_with_another_fingerprint_is_not_resumed(run, tmp_path, capfd):
+    """A checkpoint with intact bytes, but with a wrong number in a tensor, gives exit code 4."""
     assert run("--steps", "4") == 0
     loaded = load_newest(tmp_path / "run")
     shutil.rmtree(tmp_path / "run/checkpoints" / loaded.name)

@@ -126,7 +126,7 @@ def test_missing_records_of_a_killed_run_are_no_difference(forged):
     kept = (json.dumps(it) + "\n" for it in events if it not in unseen)
     (forged / LEDGER).write_text("".join(kept))
     code, text = audit(forged)
-    assert code == 1 and "lacks the checkpoint event of" in text  # that of the second life
+    assert code == 1 and "lacks the checkpoint event of" in text  # of the second life
     save_again(forged, parent="step-000000000005.1")
     (forged / CONFIG).unlink()
     (forged / FINISHED).unlink()
@@ -198,7 +198,7 @@ def test_a_save_whose_checkpoint_is_gone(forged):
 
 
 def test_a_checkpoint_that_lacks_a_tensor(forged, monkeypatch):
-    """If an audit begins with it, the exit code is 1, not the code of a start."""
+    """An audit that begins with such a checkpoint gives exit code 1, not that of a failed start."""
     step = without_state_fp(forged, events=True)
 
     def lacking(*args):

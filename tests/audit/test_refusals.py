@@ -41,7 +41,7 @@ def test_other_data_are_refused(honest, corpus, tmp_path):
 
 
 def test_another_library_is_refused(forged):
-    """Even from the seed: another tokenizer library may encode the text differently."""
+    """An audit even from the seed is refused: the library may encode the text differently."""
     data = load_newest(forged).meta["data"]
     save_again(forged, data=data | {"library": "tiktoken 0.0.1"})
     for flags in ((), ("--whole",)):
@@ -85,7 +85,7 @@ def test_a_ledger_that_lacks_a_life(forged):
 
 
 def test_a_rank_on_another_machine_that_joined_later(forged):
-    """It is checked too, although the start of the life does not name it."""
+    """The machine of a joiner is checked too, although the start of the life does not name it."""
     it = {"event": "world", "time": 1.0, "generation": 1, "step": 3, "machines": ["another kind"]}
     with open(forged / LEDGER, "a") as ledger:
         ledger.write(json.dumps(it) + "\n")
@@ -122,7 +122,7 @@ def test_an_audit_is_one_process(honest, monkeypatch):
 
 
 def test_ctrl_c_is_no_difference(honest, monkeypatch):
-    """Exit code 130, also while files are read: 1 would mean that the run is wrong."""
+    """Ctrl-C while files are read gives exit code 130, as 1 would mean that the run is wrong."""
 
     def interrupted(run):
         raise KeyboardInterrupt

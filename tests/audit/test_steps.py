@@ -95,7 +95,7 @@ def test_a_forged_line_of_the_log(forged, number):
 
 @pytest.mark.parametrize("name", ["model.wte.weight", "sums.exponents"])
 def test_a_tensor_of_a_checkpoint_is_changed(forged, name):
-    """With all hashes made again it is found by its fingerprint, or by recomputing."""
+    """A changed tensor with new hashes is found by its fingerprint, or by recomputing."""
     loaded = load_newest(forged)
     tensors = {key: tensor.clone() for key, tensor in loaded.tensors.items()}
     tensors[name].view(-1)[0] += 1
@@ -112,7 +112,7 @@ def test_a_tensor_of_a_checkpoint_is_changed(forged, name):
 
 
 def test_a_trainer_that_skips_an_optimizer_step(corpus, tmp_path, monkeypatch):
-    """The loss of that step is right, but the state after it, or the next loss, is not."""
+    """A skipped update is found: that step's loss is right, but the next state or loss is not."""
     step, calls = torch.optim.AdamW.step, []
 
     def skipping(self, *args, **kwargs):
@@ -127,7 +127,7 @@ def test_a_trainer_that_skips_an_optimizer_step(corpus, tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_with_forged_meta(forged):
-    """Wrong meta data beside the right tensors are found, without a fingerprint by recomputing."""
+    """Wrong metadata with the right tensors is found; without a fingerprint, by recomputing."""
     save_again(forged, state_fp=None)
     assert audit(forged)[0] == 0
     save_again(forged, tokens=1)
@@ -136,7 +136,7 @@ def test_a_checkpoint_with_forged_meta(forged):
 
 
 def test_checkpoints_of_discarded_branches_and_other_runs(honest, corpus, tmp_path):
-    """They are listed, not counted, and are not an error."""
+    """Such checkpoints are listed, not counted, and are not an error."""
     run = trained(corpus, tmp_path / "run", "--steps", "3")
     trained(corpus, run, "--steps", "5")
     (tmp_path / "left").mkdir()
@@ -157,7 +157,7 @@ def test_checkpoints_of_discarded_branches_and_other_runs(honest, corpus, tmp_pa
 
 
 def test_only_the_first_wrong_step_is_reported(forged):
-    """An unreadable checkpoint is an error at its step."""
+    """An unreadable checkpoint is an error at its step, unless an earlier step is wrong."""
     shard = next(forged.glob("checkpoints/step-000000000005.1/shard-*"))
     shard.write_bytes(shard.read_bytes()[:-1])
     code, text = audit(forged, "--whole")
@@ -176,7 +176,7 @@ def clock(monkeypatch):
 
 
 def test_a_run_with_a_time_budget(corpus, tmp_path, clock):
-    """Its rates follow from the seconds in its log, and from time that was added later. Changed
+    """The rates follow from the seconds in the log, and from time that was added later. Changed
     seconds are found by the rate."""
     flags, run = ("--steps", "1000", "--eval-every", "1000"), tmp_path / "run"
     for max_time, last in (("3.5", 7), ("6", 12)):
@@ -190,7 +190,7 @@ def test_a_run_with_a_time_budget(corpus, tmp_path, clock):
 
 
 def test_a_run_with_a_quarantine(tmp_path, monkeypatch):
-    """It has the same bits with its ledger's quarantine, whether the file was repaired since or
+    """A run has the same bits with its ledger's quarantine, whether the file was repaired since or
     not. With a repaired file and without the decision in the ledger, the rows differ."""
     monkeypatch.setattr(blocks, "RETRY_S", (0.001,))
     source = tmp_path / "source.jsonl"

@@ -21,13 +21,13 @@ def tab(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory) -> Path:
-    """The folder of the pictures, to be looked at."""
+    """The folder for screenshots, for people to look at."""
     return Path(os.environ.get("PICTURES") or tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory):
-    """By name: the folder of a run, or of several, and the page of it."""
+    """By name: the directories of one or several runs, and their page."""
     folder = tmp_path_factory.mktemp("runs")
     made = {
         "one": [write(folder / "one", 900, lives=4, ranks=4, stop_s=86_400.0)],

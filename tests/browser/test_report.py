@@ -1,4 +1,4 @@
-"""What a person sees of a page of `gptddp report`, in a real browser."""
+"""Pages of `gptddp report` in a real browser."""
 
 import json
 import re
@@ -17,7 +17,7 @@ NAMES = ("one", "two", "many-ranks", "short")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("look", "width"), [("light", 1280), ("dark", 1280), ("phone", 390)])
 def test_a_page_is_drawn_without_an_error_and_fits(tab, pages, pictures, name, look, width):
-    """No word in the console, no request but for the file, nothing wider than the screen."""
+    """A page has no console message, no request except for its file, and fits the screen."""
     _, page = pages[name]
     tab.show(page, width, dark=look == "dark")
     tab.picture(pictures / f"{name}-{look}.png")
@@ -52,8 +52,8 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_plots_are_read_and_zoomed_by_keys(tab, pages):
-    """Tab leads to the first plot, an arrow to a step with its number; + zooms all, 0 goes back."""
+def test_plots_can_be_read_and_zoomed_by_keys(tab, pages):
+    """Tab selects the first plot, an arrow a step with its values; + zooms all plots, 0 resets."""
     runs, page = pages["one"]
     tab.show(page)
     for _ in range(40):
@@ -75,8 +75,8 @@ def test_plots_are_read_and_zoomed_by_keys(tab, pages):
     until(lambda: tab.run(span) == before)
 
 
-def test_the_ranks_over_time_are_read_by_keys(tab, pages):
-    """An arrow down is the next rank, an arrow to the right is later."""
+def test_the_plot_of_ranks_can_be_read_by_keys(tab, pages):
+    """In the plot of ranks, the down arrow is the next rank, and the right arrow is later."""
     tab.show(pages["one"][1])
     tab.run("document.getElementById('ranks-0').focus()")
     for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
@@ -102,8 +102,8 @@ def point(tab, part, height=0.5):
     ("width", "where"), [(1400, "#loss .hoverlayer"), (390, "#loss ~ .readout")]
 )
 @pytest.mark.parametrize("part", [0.02, 0.256, 0.98])
-def test_a_finger_or_a_mouse_sees_the_numbers(tab, pages, width, where, part):
-    """Pointing at a plot shows the values there, and the words of a restart, within the window."""
+def test_pointing_at_a_plot_shows_its_numbers(tab, pages, width, where, part):
+    """Mouse or finger at a point shows its values, and the text of a restart, within the window."""
     tab.show(pages["two"][1], width)
     point(tab, part)
     found = f"document.querySelector('{where}')"
@@ -116,8 +116,8 @@ def test_a_finger_or_a_mouse_sees_the_numbers(tab, pages, width, where, part):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
-def test_the_first_screen_says_which_was_best_and_what_differed(tab, pages, width, height):
-    """Its row, its name, its loss and the setting are to be seen without scrolling."""
+def test_the_first_screen_has_the_best_run_and_what_differed(tab, pages, width, height):
+    """The best run's row, name, loss and setting are visible without scrolling."""
     tab.show(pages["two"][1], width)
     cells = "document.querySelector('header tr:has(.state)').cells"
     texts = tab.run(f"[...{cells}].slice(0, 3).map((it) => it.innerText)")
@@ -136,12 +136,12 @@ SEEN = "document.getElementById('loss')._fullLayout"
 
 
 def choose(tab, name, value):
-    """As a person does in the form above the plots."""
+    """Change a field of the form above the plots."""
     tab.run(f"{CHOICE}({json.dumps([name, value])})")
 
 
-def test_one_legend_and_one_choice_are_of_all_plots(tab, pages):
-    """A run that is switched off is in no plot; x, smoothing and scale are those of all."""
+def test_the_form_applies_to_all_plots(tab, pages):
+    """A run that is switched off is in no plot; x axis, smoothing and scale apply to all plots."""
     tab.show(pages["two"][1])
     plots = "[...document.querySelectorAll('#curves .plot')]"
     names = f"{plots}.flatMap((it) => it.data.map((t) => t.name))"
@@ -163,8 +163,8 @@ def test_one_legend_and_one_choice_are_of_all_plots(tab, pages):
     assert tab.told == []
 
 
-def test_a_page_that_loads_itself_stays_where_it_was(tab, tmp_path):
-    """Choices, zoom, scrolling, what is open and what has the focus; the numbers are new."""
+def test_a_page_that_reloads_itself_keeps_its_view(tab, tmp_path):
+    """Choices, zoom, scrolling, open sections and focus are kept, and the numbers are new."""
     run, out = write(tmp_path / "run", 700), tmp_path / "report.html"
     log, lines = run / "log.1.jsonl", (run / "log.1.jsonl").read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:650]))
@@ -185,4 +185,4 @@ def test_a_page_that_loads_itself_stays_where_it_was(tab, tmp_path):
     state = "[document.querySelector('details').open, scrollY, document.activeElement.id]"
     assert tab.run(state) == [True, 500, "lr"]
     report([run], out)
-    tab.show(out)  # not to go on meanwhile
+    tab.show(out)  # to stop the reloads

@@ -1,6 +1,6 @@
 """Our models and those of transformers compute the same logits, in both directions.
 
-`make test-transformers`: it installs that library for these tests alone.
+`make test-transformers`: it installs transformers for these tests only.
 """
 
 import json
@@ -29,7 +29,7 @@ def dataset(corpus):
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
-    """Twenty steps with a large rate: no weight is what it began with."""
+    """A run of twenty steps with a large rate, so that every weight changes."""
     folder = tmp_path_factory.mktemp("hf") / "run"
     where = ["--data", str(corpus), "--run-dir", str(folder), "--steps", "20", "--lr", "0.02"]
     with training_here():
@@ -38,7 +38,7 @@ def run(corpus, tmp_path_factory):
 
 
 def logits_of(path: Path, ids: torch.Tensor) -> torch.Tensor:
-    """As transformers computes them, in fp32; the folder has nothing that it does not know."""
+    """The logits of transformers in fp32, which must know and find every weight of the folder."""
     theirs, about = transformers.AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, output_loading_info=True
     )
@@ -48,13 +48,13 @@ def logits_of(path: Path, ids: torch.Tensor) -> torch.Tensor:
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """The same but for the order of sums, and by far not all alike."""
+    """Assert that the logits are equal except for the order of sums, and not all alike."""
     assert ours.shape == theirs.shape and theirs.std() > 0.3
     assert torch.allclose(ours, theirs, atol=2e-5 * float(theirs.abs().max()))
 
 
-def test_an_exported_run_has_the_same_logits_there(run, dataset, tmp_path):
-    """And the same ids for a text, the same likeliest continuation, from the folder alone."""
+def test_an_exported_run_has_the_same_logits_in_transformers(run, dataset, tmp_path):
+    """The exported folder alone gives the same logits, ids of a text, and greedy continuation."""
     export(run, tmp_path / "out")
     net, tokenizer, _ = load(run)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -75,9 +75,9 @@ def test_an_exported_run_has_the_same_logits_there(run, dataset, tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_model_with_todays_parts_has_the_same_logits_there(corpus, tmp_path, layout):
-    """As the Llama or the Qwen 3 that it is: with and without normed queries, tied and not, with
-    windows; and there too the last token sees as far as here."""
+def test_a_llama_or_qwen_layout_has_the_same_logits_in_transformers(corpus, tmp_path, layout):
+    """The logits match with and without normed queries, tied and untied, and with windows, where
+    the last token attends as far back as in our model."""
     kind, flags = LAYOUTS[layout]
     where = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "20"]
     with training_here():
@@ -90,8 +90,8 @@ def test_a_model_with_todays_parts_has_the_same_logits_there(corpus, tmp_path, l
         close(net(rows)[0, :, : tokenizer.vocab_size], logits_of(tmp_path / "out", rows))
 
 
-def test_a_setting_that_is_left_out_is_what_transformers_takes_then(run, dataset, tmp_path):
-    """Of a GPT-2 each line of config.json: without it we refuse, or have its logits."""
+def test_a_missing_setting_has_the_default_of_transformers(run, dataset, tmp_path):
+    """A GPT-2 without one line of config.json is refused, or has the logits of transformers."""
     export(run, tmp_path / "out")
     file, same = tmp_path / "out/config.json", 0
     about = json.loads(file.read_text())
@@ -109,8 +109,8 @@ def test_a_setting_that_is_left_out_is_what_transformers_takes_then(run, dataset
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_folder_of_such_a_model_that_transformers_wrote_is_read(corpus, tmp_path, dtype):
-    """Its save_pretrained names some settings otherwise; the logits are the same here."""
+def test_a_folder_saved_by_transformers_is_read(corpus, tmp_path, dtype):
+    """save_pretrained names some settings differently; the logits here are the same."""
     where = ["--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "20"]
     with training_here():
         assert train.main([*SMALL, *where, *LAYOUTS["windows"][1], "--lr", "0.02"]) == 0
@@ -127,7 +127,7 @@ def test_a_folder_of_such_a_model_that_transformers_wrote_is_read(corpus, tmp_pa
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_model_of_transformers_has_the_same_logits_here(dataset, tmp_path, dtype, shards):
-    """Random weights, written by save_pretrained as one file or several, in each precision."""
+    """A random GPT-2, saved as one file or several in any precision, has the same logits here."""
     vocab_size = dataset.tokenizer().vocab_size
     about = transformers.GPT2Config(
         n_layer=2, n_head=4, n_embd=64, n_positions=48, vocab_size=vocab_size, initializer_range=0.2

@@ -106,7 +106,7 @@ class OneNode:
         return "\n".join(file.read_text()[-1500:] for file in files)
 
     def output(self, *command: str) -> str:
-        """What a program prints; "" of one that fails."""
+        """The output of a program, or "" if it fails."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
         return done.stdout if done.returncode == 0 else ""
 

@@ -1,6 +1,6 @@
 """The scripts of examples/slurm, edited as a user does, on a real Slurm of one node.
 
-Whatever happens to a job, its run ends with the bits of one process that nobody has disturbed.
+Whatever happens to a job, its run ends with the bits of an undisturbed run of one process.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from support.waiting import until
 from gptddp.cli import cli as gptddp
 from gptddp.run.history import last_step, read_ledger
 
-STEPS, MID = 160, 30  # of a run, and when it is disturbed
+STEPS, MID = 160, 30  # steps of a run, and the step at which it is disturbed
 FLAGS = [*SMALL, "--steps", str(STEPS), "--checkpoint-every", "1", "--eval-every", "80"]
 
 
 @pytest.fixture(scope="session")
 def node():
-    """A Slurm for all tests, in a folder with a short name, as sockets must have."""
+    """One Slurm for all tests, in a folder with a short name, as paths of sockets are limited."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     one = OneNode(folder)
     yield one
@@ -41,7 +41,7 @@ def node():
 
 @pytest.fixture(scope="session")
 def undisturbed(corpus, tmp_path_factory):
-    """The run of one process with one thread that nothing happens to."""
+    """An undisturbed run of one process with one thread."""
     run = tmp_path_factory.mktemp("alone") / "run"
     command = [sys.executable, "-m", "gptddp.train", *FLAGS, "--data", corpus, "--run-dir", run]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -91,13 +91,13 @@ class Job:
         return self.facts()
 
     def until(self, holds) -> None:
-        """Wait for it; three minutes are enough on a busy machine too."""
+        """Wait until `holds()` is true; three minutes are enough on a busy machine too."""
         until(holds, "it", 180, poll_s=0.2, why=lambda: f"{self.facts()}\n{self.log()}")
 
     def process(self, name: str, value: str, program: str) -> int:
-        """The process id of the job's process with this variable and word in its command.
+        """The id of the job's process that has this variable and runs this module.
 
-        The oldest one: its own children have both as well.
+        It is the oldest such process, as its children have both too.
         """
         found = []
         for proc in Path("/proc").glob("[0-9]*"):
@@ -129,19 +129,19 @@ def submit(node, corpus, tmp_path):
 
 
 def assert_same_bits(run: Path, undisturbed: Path) -> None:
-    """`gptddp fingerprints` finds every step of both, with the same rows, losses and states."""
+    """Assert with `gptddp fingerprints` that all steps have the same rows, losses and states."""
     said = CliRunner().invoke(gptddp, ["fingerprints", str(run), str(undisturbed)])
     assert said.exit_code == 0, said.output
     assert f"same: {STEPS} steps" in said.output and "state_fp" in said.output, said.output
 
 
 def stops(run: Path) -> list[dict]:
-    """The stops by a signal that the ledger has: each with a checkpoint."""
+    """The ledger's stops by a signal, each of which has saved a checkpoint."""
     return [event for event in read_ledger(run) if event.get("cause") == "stopped"]
 
 
-def test_a_rank_that_is_killed_costs_a_requeue_and_no_bit(submit, undisturbed):
-    """srun alone, four tasks: the other three end, and the script requeues the job."""
+def test_a_killed_rank_costs_a_requeue_and_no_bit(submit, undisturbed):
+    """With srun the other three of four tasks end, and the script requeues the job."""
     job = submit("srun", 4)
     job.reach(MID)
     os.kill(job.process("SLURM_PROCID", "2", "gptddp.train"), signal.SIGKILL)
@@ -150,8 +150,8 @@ def test_a_rank_that_is_killed_costs_a_requeue_and_no_bit(submit, undisturbed):
     assert_same_bits(job.run, undisturbed)
 
 
-def test_a_cancelled_job_has_saved_and_goes_on_with_other_ranks(submit, undisturbed):
-    """scancel ends the job for good, at a checkpoint; another, of two tasks, continues its run."""
+def test_a_cancelled_job_saves_and_a_job_of_other_ranks_continues(submit, undisturbed):
+    """scancel ends a job at a checkpoint, with no requeue; a job of two tasks continues the run."""
     job = submit("srun", 3)
     job.reach(MID)
     job.node.output("scancel", job.id)
@@ -165,8 +165,8 @@ def test_a_cancelled_job_has_saved_and_goes_on_with_other_ranks(submit, undistur
     assert_same_bits(other.run, undisturbed)
 
 
-def test_a_requeued_launcher_goes_on_and_a_killed_worker_needs_no_requeue(submit, undisturbed):
-    """torchrun, one task of three workers: `scontrol requeue`, then SIGKILL for a worker."""
+def test_a_requeued_launcher_continues_and_a_killed_worker_needs_no_requeue(submit, undisturbed):
+    """With torchrun the run survives `scontrol requeue`, and SIGKILL for one of three workers."""
     job = submit("torchrun", 3)
     job.reach(MID)
     job.node.output("scontrol", "requeue", job.id)
@@ -179,8 +179,8 @@ def test_a_requeued_launcher_goes_on_and_a_killed_worker_needs_no_requeue(submit
     assert_same_bits(job.run, undisturbed)
 
 
-def test_a_preempted_job_saves_and_comes_back(submit, undisturbed):
-    """A job of a partition of higher priority takes the node, for a second."""
+def test_a_preempted_job_saves_and_continues(submit, undisturbed):
+    """A job of higher priority takes the node; the other saves, is requeued, and continues."""
     job = submit("srun", 2)
     job.reach(MID)
     short = ["sbatch", "--partition=high", "--ntasks=4", "--output=/dev/null", "--wrap=sleep 1"]
@@ -193,8 +193,8 @@ def test_a_preempted_job_saves_and_comes_back(submit, undisturbed):
 
 
 @pytest.mark.parametrize("example", ["srun", "torchrun"])
-def test_the_time_limit_saves_and_the_job_comes_back(submit, undisturbed, example):
-    """SIGTERM for the script alone, as Slurm sends it, at a site that passes on no environment."""
+def test_a_job_at_its_time_limit_saves_and_continues(submit, undisturbed, example):
+    """SIGTERM to the script alone, as from Slurm, saves and requeues, even with --export=NONE."""
     job = submit(example, 2, "--export=NONE")
     job.reach(MID)
     job.node.output("scancel", "--batch", "--signal=TERM", job.id)
@@ -205,15 +205,15 @@ def test_the_time_limit_saves_and_the_job_comes_back(submit, undisturbed, exampl
 
 
 @pytest.mark.parametrize("example", ["srun", "torchrun"])
-def test_an_error_that_would_come_again_is_the_end_of_the_job(submit, example):
-    """The trainer's exit code is that of the job, and nothing is requeued."""
+def test_a_permanent_error_ends_the_job(submit, example):
+    """The job ends with the trainer's exit code, and is not requeued."""
     job = submit(example, 2, flags=["--stepz", "4"])
     facts = job.end()
     assert [facts[key] for key in ("JobState", "ExitCode", "Restarts")] == ["FAILED", "2:0", "0"]
 
 
 def test_the_example_of_digits_is_one_run_of_all_tasks(node, tmp_path):
-    """examples/digits.sbatch: two tasks of srun are ranks of one job; killed once, it goes on."""
+    """In examples/digits.sbatch two tasks are ranks of one run, which continues after a requeue."""
     flags = ["--epochs", "2", "--save-every", "5", "--folder", str(tmp_path / "run")]
     script = str(ROOT / "examples/digits.sbatch")
     job = Job(node, tmp_path, "--nodes=1", f"--chdir={ROOT}", script, *flags)

@@ -140,7 +140,7 @@ def event(obj, reason, message, second=5, kind="Warning"):
 
 
 def replaced(made, uid):
-    """The same pod, made anew in the same second."""
+    """A copy of the pod with another uid, as if it were created again."""
     made = copy.deepcopy(made)
     made["metadata"] |= {"uid": uid, "creationTimestamp": at(0)}
     return made

@@ -1,4 +1,4 @@
-"""A small API server on a real socket: objects that a test puts in, and logs that can break off."""
+"""A small API server on a real socket, with objects of a test, and logs that can break off."""
 
 import json
 import threading
@@ -44,8 +44,8 @@ class Log:
 
     def __init__(self, lines=(), done=True):
         self.lines, self.done = list(lines), done
-        self.break_after = []  # bytes after which each next connection breaks; then none does
-        self.end_after = []  # bytes after which each next connection ends properly
+        self.break_after = []  # bytes after which the next connections break, one entry each
+        self.end_after = []  # bytes after which the next connections end properly
 
     def text(self, since=""):
         """The log from a whole second on, as the kubelet gives it."""
@@ -55,15 +55,15 @@ class Log:
 class FakeAPI:
     """Serves lists, objects and logs, all set by a test; `down` makes it answer 503."""
 
-    handler = None  # a class for more than reading
+    handler = None  # the handler of a subclass that also writes
 
     def __init__(self, folder: Path):
         self.objects = {}  # (plural, name) -> object
         self.logs, self.previous = {}, {}
         self.down = False
         self.asked = []  # every path with its query
-        self.paths = {}  # path -> what to answer, or (status, message); before all objects
-        self.unserved = ()  # parts of paths that this server has not, as versions of a group
+        self.paths = {}  # path -> answer, or (status, message); looked up before objects
+        self.unserved = ()  # parts of paths that are not served, such as API versions
         handler = type("Handler", (self.handler or _Handler,), {"api": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.server.handle_error = lambda *_: None  # a client that goes away in mid-answer
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _status(self, code, message):
         status = {"kind": "Status", "status": "Failure", "message": message, "code": code}
-        if code == 404 and "not found" in message:  # of an object, not of a kind
+        if code == 404 and "not found" in message:  # a missing object, not a missing kind
             status["details"] = {"name": "its name"}
         self._json(code, status)
 

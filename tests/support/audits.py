@@ -1,4 +1,4 @@
-"""Runs to audit, what is changed in them, and the command."""
+"""Runs to audit, changes to them, and the command."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def trained(corpus: Path, folder: Path, *flags: str) -> Path:
 
 
 def audit(run, *flags):
-    """The exit code, and all that the command says."""
+    """The exit code and the output of the command."""
     result = CliRunner().invoke(cli, ["audit", str(run), *flags])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.output
     return result.exit_code, result.output
@@ -37,7 +37,7 @@ def lines_of(run):
 
 
 def change_lines(run, change):
-    """Have each line of the log be what `change` makes of it; None takes it out."""
+    """Replace each line of the log by the result of `change`; None removes it."""
     for log, lines in lines_of(run):
         kept = [it for it in map(change, lines) if it is not None]
         log.write_text("".join(json.dumps(it) + "\n" for it in kept))
@@ -55,7 +55,7 @@ def edit(run, step, **changes):
 
 
 def edit_events(run, *kinds, which=slice(None), **changes):
-    """Change fields of events of these kinds; without any they are taken out."""
+    """Change fields of events of these kinds; without `changes` the events are removed."""
     events = [json.loads(line) for line in (run / LEDGER).read_text().splitlines()]
     for event in [it for it in events if it["event"] in kinds][which]:
         event.update(changes)
@@ -74,9 +74,9 @@ def edit_json(run, name, **changes):
 
 
 def save_again(run, parent=None, **changes):
-    """The newest checkpoint with another `meta`, all hashes made anew; None takes a field out.
+    """Save the newest checkpoint again with changed `meta` and new hashes; None removes a field.
 
-    `parent`: the checkpoint that it says to follow.
+    `parent`: the checkpoint that it follows by its manifest.
     """
     loaded = load_newest(run)
     meta = {key: v for key, v in (loaded.meta | changes).items() if v is not None}

@@ -1,8 +1,8 @@
-"""Tests beside each other: `pytest -n` has several processes, and some tests want to be alone.
+"""Locks for parallel tests: `pytest -n` has several processes, and some tests must run alone.
 
-Every test holds a lock that others may share, one that is marked `alone` holds it by itself. The
-locks are those of two files that are there anyway. Whoever waits for the first holds up all that
-come later, so that a test that wants to be alone is not passed by for ever.
+Every test shares the lock of the room; a test marked `alone` holds it exclusively. Two existing
+files serve as locks. A test holds the entrance while it waits for the room, so that all later tests
+wait behind it, and a test that must run alone gets its turn.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ def _locked(path: Path, how: int) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a process that the test has forked has the file too
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process forked by the test has the file too
 
 
 @contextlib.contextmanager
 def beside_others(alone: bool) -> Iterator[None]:
-    """Within it there are tests of other processes of this pytest, or none if `alone`."""
+    """Within it tests of other processes of this pytest may run, or none if `alone`."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         yield
         return

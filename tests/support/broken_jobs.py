@@ -1,7 +1,7 @@
-"""Jobs that do not run, for the causes that a cluster can be brought to: the real thing.
+"""Real jobs that do not run, for the causes that a test can produce on a cluster.
 
-A case: the job's name, the job, the cause, words of the sentence (object and field), and a word of
-what the command of that sentence prints; none where it mends.
+A case has the job, the cause, words of its sentence (object and field), and a word that the command
+of that sentence prints, if it prints any.
 """
 
 from typing import Any, NamedTuple
@@ -82,7 +82,7 @@ def device(name: str) -> dict[str, Any]:
     return {"requests": {"cpu": "10m", name: "1"}, "limits": {"memory": "64Mi", name: "1"}}
 
 
-# What the cases need in their namespace. The quota is of a resource that other pods do not ask for.
+# Objects that the cases need in their namespace. The quota is of a resource of no other pod.
 NEEDED = [
     {
         "apiVersion": "v1",

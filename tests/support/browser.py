@@ -16,7 +16,7 @@ _TOLD = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"
 
 
 class Browser:
-    """One tab. told: what its console has said; asked: the addresses it has asked for."""
+    """One tab. told: the messages of its console; asked: the addresses that it has requested."""
 
     def __init__(self, address: str) -> None:
         self._socket = websocket.create_connection(address, timeout=120)
@@ -28,7 +28,7 @@ class Browser:
         self.call("Performance.enable", timeDomain="threadTicks")
 
     def call(self, method: str, **params: Any) -> Any:
-        """One command; what comes meanwhile is kept."""
+        """Send a command and return its result; events that arrive meanwhile are kept."""
         self._count += 1
         self._socket.send(json.dumps({"id": self._count, "method": method, "params": params}))
         while True:
@@ -42,11 +42,11 @@ class Browser:
                 return said["result"]
 
     def close(self) -> None:
-        """The end of the connection."""
+        """Close the connection."""
         self._socket.close()
 
     def run(self, code: str) -> Any:
-        """The value of a piece of JavaScript; a promise is waited for."""
+        """The value of a piece of JavaScript; a promise is awaited."""
         found = self.call(
             "Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True
         )
@@ -60,13 +60,13 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url="about:blank")  # not to see the page before as this one
+        self.call("Page.navigate", url="about:blank")  # no mix-up with the page before
         self.call("Page.navigate", url=page.resolve().as_uri())
         drawn = "document.documentElement?.dataset.drawn || ''"
         until(lambda: self.run(drawn), "the page", why=lambda: self.told)
 
     def press(self, key: str) -> None:
-        """A key of the keyboard, as a person presses it."""
+        """Press and release a key."""
         codes = {"Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
         about = {"key": key, "windowsVirtualKeyCode": codes.get(key, ord(key[0]))}
         about |= {"text": key} if len(key) == 1 else {}
@@ -74,12 +74,12 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyUp", **about)
 
     def busy_s(self) -> float:
-        """Seconds of a processor that the page's thread has spent."""
+        """CPU seconds that the page's thread has used."""
         found = self.call("Performance.getMetrics")["metrics"]
         return float(next(it["value"] for it in found if it["name"] == "TaskDuration"))
 
     def picture(self, path: Path) -> None:
-        """All of the page, as a PNG."""
+        """Save a picture of the whole page as a PNG."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "scale": 1, "width": size["width"], "height": size["height"]}
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
@@ -88,7 +88,7 @@ class Browser:
 
 @contextlib.contextmanager
 def browser(program: str, folder: Path) -> Iterator[Browser]:
-    """A new one, with its files in this folder."""
+    """A new browser, with its files in this folder."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
     flags += ["--remote-allow-origins=*", f"--user-data-dir={folder}", "about:blank"]
     process = subprocess.Popen([program, *flags], stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""What a cluster says of jobs that do not run, in its own words, and the cause that it is."""
+"""A cluster's own messages about jobs that do not run, and the cause of each."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ def of(*pods, events=(), state="Running", replicas=1, **known):
 
 
 def refused(message, what="Pod", there=0):
-    """The operator is refused a pod or a service; so many pods are there."""
+    """The operator is refused a pod or a service; `there` pods exist."""
     made = job()
     told = event(made, f"FailedCreate{what}", f"Error creating: {message}")
     return Facts(made, [pod(n) for n in range(there)], [told], NOW)
@@ -44,7 +44,7 @@ def ended(code, message="", reason="Error"):
 
 
 def looping(code, told=(), **last):
-    """A container that waits to start again; with an event of a second before its end."""
+    """A container that waits to start again, with an event one second before its end."""
     ended = terminated(code, **last)
     made = pod(0, waiting("CrashLoopBackOff", "back-off"), last=ended, restarts=3)
     return of(made, events=[event(made, *told, 29)] if told else ())
@@ -77,7 +77,7 @@ def lost(*told, code=137, words=""):
 
 
 def made_again(count, reason="OutOfcpu", kind="Warning", field=""):
-    """So many pods were made, and each has left one event."""
+    """`count` pods were made, and each has left one event."""
     events = [
         event(pod(0, uid=f"u{n}"), reason, "Node didn't have enough resource: cpu", n, kind)
         for n in range(count)
@@ -110,7 +110,7 @@ def unready(ready=False):
 
 
 def unseen(**spec):
-    """Neither a scheduler nor a kubelet has said anything of a pod."""
+    """Neither a scheduler nor a kubelet has reported anything about a pod."""
     made = pod(0, phase="Pending")
     made["status"] = {"phase": "Pending"}
     made["spec"] = spec
@@ -118,14 +118,14 @@ def unseen(**spec):
 
 
 def taken_over():
-    """A step was logged long ago, in another pod's log; rank 0 has been in this one since then."""
+    """The last step is in another pod's log; since then rank 0 is in this pod."""
     facts = quiet(None, lines=())
     line = "life 2: from memory, step 171 of 400"
     return replace(facts, log=[(datetime.fromtimestamp(facts.now - 9, UTC), line)])
 
 
 def quiet(last_step_s, now_s=700, lines=("waiting for pods: 1 are here",), label="gptddp"):
-    """One pod that runs since second 1; its log has a step, and then these lines."""
+    """One pod that has run since second 1; its log has a step, and then these lines."""
     start = datetime.fromtimestamp(seconds(at(0)), UTC)
     steps = [] if last_step_s is None else [last_step_s]
     log = [(datetime.fromtimestamp(start.timestamp() + it, UTC), STEP) for it in steps]
@@ -135,7 +135,7 @@ def quiet(last_step_s, now_s=700, lines=("waiting for pods: 1 are here",), label
 
 
 def of_world(*ranks, gap_s=100, nproc="1"):
-    """Two pods that run since second 2; a step of so many ranks every `gap_s` until now."""
+    """Two pods that have run since second 2; `ranks`: world sizes of steps, `gap_s` apart."""
     facts = quiet(690)
     facts.job["spec"] |= {"nprocPerNode": nproc}
     facts.job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 2
@@ -146,7 +146,7 @@ def of_world(*ranks, gap_s=100, nproc="1"):
 
 
 def named_alike():
-    """Pods of an earlier job of the name, endpoints of the pod's name, and one pod that is new."""
+    """Events of an earlier job's pods and of endpoints, all with the name of the one new pod."""
     made = job("Created", replicas=1, creationTimestamp=at(30))
     old = [event(pod(0, uid=f"u{n}"), "Failed", "no such image", n) for n in range(5)]
     other = [event(pod(0, uid=f"e{n}"), "FailedToUpdateEndpoint", "modified", 40) for n in range(5)]
@@ -180,7 +180,7 @@ SIDECAR.pods[0]["spec"]["initContainers"] = [NATIVE]
 DONE = terminated(0, reason="Completed")
 PROBE = ("Unhealthy", "Liveness probe failed: ")
 
-# The cause, what is there, words of the sentence.
+# The cause, the facts, words of the sentence.
 CASES = [
     ("pod-security", refused('pods "demo-worker-0" is forbidden: violates PodSecurity "restricted"'
      ": x"), 'namespace\'s Pod Security refuses its pods: violates PodSecurity "restricted": x'),
@@ -277,7 +277,7 @@ CASES = [
      "it is being deleted, and metadata.finalizers hold it: example.com/hold"),
     ("suspended", Facts(job(suspend=True), [], (), NOW), "spec.runPolicy.suspend"),
 ]  # fmt: skip
-# Each of them a little later, or once more, would be a cause.
+# No causes, but each would be one a little later, or if it happened again.
 WELL = [
     Facts(job("Created", "Running"), [pod(n) for n in range(4)], (), NOW),
     Facts(job("Succeeded"), [pod(0, DONE)], (), NOW),
@@ -288,14 +288,14 @@ WELL = [
     of_world(2, 1, 1),  # for less than two minutes
     of_world(1, 1, 1, 2),
     of_world(2, 2, 2, gap_s=400),  # its steps take long
-    of_world(*[1] * 20, gap_s=10, nproc="auto"),  # nobody says how many there are to be
+    of_world(*[1] * 20, gap_s=10, nproc="auto"),  # the expected number is unknown
     made_again(2),
-    unready(ready=True),  # by now
+    unready(ready=True),  # it has become ready
     saying("DisruptionTarget", "False"),
     saying("PodScheduled", "True"),
     of(pod(0, last=terminated(1), restarts=1)),  # it runs again
     SIDECAR,
-    saying("Ready", "False", "PodFailed"),  # it is being ended by its kubelet
+    saying("Ready", "False", "PodFailed"),  # its kubelet is ending it
     named_alike(),
     held(HELD, "", ("DNSConfigForming", "Nameserver limits were exceeded")),
 ]

@@ -1,12 +1,12 @@
-"""Saves checkpoints in processes that are killed: as a script, a JSON command a line of stdin.
+"""Saves checkpoints in processes that are killed. As a script it reads JSON commands, one a line.
 
-Imports torch once and forks a child for each command, so that a kill costs milliseconds.
-{"run", "generation", "step", "crash": n}: a life that does that step and saves it, SIGKILLed at
-its n-th system call (a write is done by half); answers with the child's wait status.
-{"run", "generation", "step", "forever": true}: answers with the child's pid; the child saves step
-after step, and answers with each that is committed, until it is killed.
+It imports torch once and forks a child for each command, so that a kill costs milliseconds.
+{"run", "generation", "step", "crash": n}: a life does that step and saves it, with SIGKILL at its
+n-th system call (half of a write is done); the answer is the child's wait status.
+{"run", "generation", "step", "forever": true}: the answer is the child's pid; the child saves step
+after step, and prints each committed step, until it is killed.
 
-For the tests of the writer too: what is saved, and the check of what can be loaded.
+Tests of the writer use its states and its check of a loaded one too.
 """
 
 import json
@@ -31,14 +31,14 @@ def state(step, nbytes=4000):
 
 
 def loaded_step(run_dir):
-    """The step of the newest checkpoint, whose every element must say so too."""
+    """The step of the newest checkpoint, whose every element must have that value."""
     loaded = load_newest(run_dir)
     assert (loaded.tensors["x"] == loaded.step).all()
     return loaded.step
 
 
 def life(run, generation, step, crash):
-    """All that rank 0 writes in one life: configuration, events, log, checkpoint, marker."""
+    """The writes of rank 0 in one life: events, log, checkpoint."""
     run, ledger = Path(run), Ledger(run)
     log = RunLog(run, generation, ledger)
     crash_at(crash)

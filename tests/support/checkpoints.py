@@ -1,4 +1,4 @@
-"""Checkpoints whose content tells their step."""
+"""Checkpoints whose content depends on their step."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from gptddp.run.progress import Progress
 
 
 def save(run_dir, step, generation=1, size=40_000, meta=None, **how):
-    """Commit a checkpoint whose bytes are a function of its step; its path."""
+    """Commit a checkpoint whose bytes are a function of its step, and return its path."""
     tensors = {"weights": weights(step, size), "step": torch.tensor(step)}
     writer = Writer(run_dir, generation, **{"keep": 9, **how})
     saved = writer.save(step, tensors, meta or {"step": step})
@@ -19,7 +19,7 @@ def save(run_dir, step, generation=1, size=40_000, meta=None, **how):
 
 
 def meta(step):
-    """What a run keeps beside the tensors, after this step."""
+    """What a checkpoint of this step has beside its tensors."""
     position = {"version": 2, "pack": "bfd-1", "dataset": "9f", "tokenizer": "af", "seq_len": 16}
     data = {**position, "seed": 1, "batch": 4, "lanes": "0.0.13 0.1.2"}
     return Progress(step, 8 * step, 0x8C31085C5CB15A70, train_s=0.5, data=data).to_meta()

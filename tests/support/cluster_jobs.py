@@ -19,9 +19,9 @@ from gptddp.run.history import history, read_ledger
 # `tiny` with shorter rows: a step of four ranks on two cores takes a few tenths of a second.
 TINY = ["--preset=tiny", "--seq-len=64", "--precision=fp32", "--eval-tokens=512"]
 TINY += ["--eval-every=100000", "--log-every=10"]
-TINY += ["--threads=1"]  # of which the bits depend; pods have other CPUs than this machine
+TINY += ["--threads=1"]  # the bits depend on it; pods have other CPUs than this machine
 
-# Eight such pods fit on two nodes of two CPUs, beside what the nodes' own pods ask for.
+# Eight such pods fit on two nodes of two CPUs, beside the requests of the system's pods.
 PODS = ["--data=data/corpus", "--cpu=400m", "--memory=1500Mi"]
 
 
@@ -35,7 +35,7 @@ def start(namespace: Any, *arguments: str) -> subprocess.Popen[str]:
 
 
 def cli(namespace: Any, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-    """The same to its end; it must end with this exit code, None: with any."""
+    """`gptddp-k8s ARGUMENTS` to its end, which must have this exit code; None: any."""
     process = start(namespace, *arguments)
     out, err = process.communicate(timeout=400)
     assert code in (None, process.returncode), f"{arguments}: {process.returncode}\n{err}"
@@ -93,7 +93,7 @@ class Job:
         return list(history(self.run)) if self.run.exists() else []
 
     def lives(self) -> dict[int, list[dict[str, Any]]]:
-        """Every life's own lines, by generation; a line that is being written is left out."""
+        """Every life's own lines, by generation; an unfinished line is left out."""
         logs = {int(p.name.split(".")[1]): p for p in self.run.glob("log.*.jsonl")}
         return {
             generation: [
@@ -131,7 +131,7 @@ class Job:
     # -- its faults --------------------------------------------------------------------------
 
     def worlds(self) -> list[dict[str, Any]]:
-        """How its ranks have changed: the events of the ledger, oldest first."""
+        """The ledger's changes of the world, oldest first."""
         return [event for event in read_ledger(self.run) if event["event"] == "world"]
 
     def rank_0(self) -> int:
@@ -140,7 +140,7 @@ class Job:
         return int(worlds[-1]["pods"][0].rpartition("-")[2]) if worlds else 0
 
     def gap_s(self, step: int) -> tuple[float, float]:
-        """Seconds from this step to the next, beyond what a step has taken before it; and that."""
+        """(seconds from this step to the next beyond a usual step, seconds of a usual step)."""
         times = {line["step"]: line["time"] for line in self.lines()}
         usual_s = statistics.median(
             times[it] - times[it - 1] for it in range(step - 9, step + 1) if it - 1 in times
@@ -150,9 +150,9 @@ class Job:
     def recover(
         self, fault: Callable[[], Any], world_size: int = 4, timeout_s: float = 120
     ) -> "Recovery":
-        """Do harm, and wait until `world_size` ranks train on.
+        """Do harm, and wait until `world_size` ranks continue to train.
 
-        No rank may be lost but those of the pods that were hit, and no life may begin.
+        Only ranks of pods that were hit may be lost, and no life may begin.
         """
         before, known, at = self.workers(), len(read_ledger(self.run)), time.time()
         old = len(self.worlds())
@@ -173,7 +173,7 @@ class Job:
         after = self.workers()
         assert {pod: after.get(pod) for pod in before if pod not in lost} == {
             pod: before[pod] for pod in before if pod not in lost
-        }, f"who was not hit has another worker; lost: {lost}"
+        }, f"a pod that was not hit has another worker; lost: {lost}"
         starts = [it for it in read_ledger(self.run)[known:] if it["event"] == "start"]
         assert all(it["source"] == "memory" and not it["redo"] for it in starts), starts
         hit = [event for event in events if event["lost"]]
@@ -192,8 +192,8 @@ class Job:
     def kill(self, index: int, what: str) -> None:
         """SIGKILL for the launcher of a pod or for its worker.
 
-        The container ends with its launcher, and now and then before the killer's own exit is
-        reported: 137 then. Whether it was killed is seen in the recovery that must follow.
+        The container ends with its launcher, sometimes before the exit of `exec` is reported: then
+        that is 137. The recovery, which must follow, shows that the process was killed.
         """
         python = ("--", "python", "-c", _KILL, what)
         done = self.namespace.kubectl("exec", f"{self.name}-worker-{index}", *python, check=False)
@@ -204,7 +204,7 @@ class Job:
         self.namespace.kubectl("delete", pod, "--force", "--grace-period=0", "--wait=false")
 
     def settle(self, pods: int = 4, timeout_s: float = 300) -> None:
-        """Nodes and ranks are back. A node that was away for long loses its pods when it is."""
+        """Wait for all nodes and ranks. A node that returns after long loses its pods then."""
 
         def calm() -> bool:
             nodes = [node["spec"] for node in self.namespace.get("nodes")]
@@ -216,7 +216,7 @@ class Job:
         self.reach(self.last_step(), world_size=pods, timeout_s=timeout_s)
 
     def workers(self) -> dict[str, tuple[str, str]]:
-        """Of each pod that runs: pid and start of its worker, as its node knows them."""
+        """The pid and start time of each running pod's worker, as its node sees them."""
         pods = {it["metadata"]["uid"]: it for it in self.pods()}
         found: dict[str, tuple[str, str]] = {}
         for node in {it["spec"].get("nodeName") for it in pods.values()} - {None}:
@@ -242,7 +242,7 @@ class Job:
         return found
 
 
-# Runs in a pod: end the launcher (the child of the init process) or the training worker.
+# Runs in a pod: kills the launcher (the child of the init process) or the training worker.
 _KILL = """
 import os, pathlib, signal, sys
 def stat(pid):
@@ -254,7 +254,7 @@ worker = next(p for p in pids if parents.get(parents[p]) == launcher)  # of its 
 os.kill(launcher if sys.argv[1] == "launcher" else worker, signal.SIGKILL)
 """
 
-# In a node: the pod of each process, by its uid, and /proc/PID/stat of all.
+# Runs in a node: prints the uid of each process's pod, and /proc/PID/stat of all processes.
 _PROCESSES = (
     "cd /proc; grep -o -m 1 'pod[0-9a-f]\\{8\\}[-_][-_0-9a-f]\\{27\\}' [0-9]*/cgroup 2>/dev/null;"
     " cat [0-9]*/stat 2>/dev/null"
@@ -263,12 +263,12 @@ _PROCESSES = (
 
 @dataclass
 class Recovery:
-    """What a fault has cost. Seconds without a step are those beyond what a step takes."""
+    """The cost of a fault. Seconds without a step do not include the usual time of a step."""
 
-    seconds: float  # without a step, when ranks were lost
-    pause_s: float  # of it, by the run's own ledger: from when it was noticed until they continued
-    step_s: float  # what a step took before
-    back_s: float | None  # without a step, when the last of them came back; None: none did
-    whole_s: float  # from the fault until so many ranks trained as were waited for
+    seconds: float  # without a step, after ranks were lost
+    pause_s: float  # by the ledger: from the notice of the loss until the ranks continued
+    step_s: float  # the usual time of a step before
+    back_s: float | None  # without a step, after ranks came back, at most; None: none did
+    whole_s: float  # from the fault until the expected number of ranks trained
     lost: set[str]  # pods
-    events: list[dict[str, Any]]  # how the world has changed
+    events: list[dict[str, Any]]  # the changes of the world

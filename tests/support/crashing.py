@@ -1,4 +1,4 @@
-"""A process that is killed at its n-th system call: `crashing.py N MODULE CODE`, CODE in MODULE."""
+"""`crashing.py N MODULE CODE` runs CODE in MODULE, and is killed at its N-th system call."""
 
 import importlib
 import os
@@ -10,7 +10,7 @@ CALLS = ["mkdir", "open", "write", "fsync", "close", "rename", "replace", "link"
 
 
 def crash_at(number):
-    """Kill this process at its n-th system call from now on; a write is done by half."""
+    """Kill this process at its n-th system call from now on; half of a write is done."""
 
     def patch(call):
         original = getattr(os, call)
@@ -31,7 +31,7 @@ def crash_at(number):
 
 
 def killed(number, module, code):
-    """Was a process killed that ran the code; if not, it has made fewer than n system calls."""
+    """Run the code in a process. True: it was killed; False: it made fewer than n system calls."""
     command = [sys.executable, __file__, str(number), module, code]
     status = subprocess.run(command).returncode
     assert status in (0, -signal.SIGKILL)

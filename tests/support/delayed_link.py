@@ -1,6 +1,6 @@
 """A slow link: `delayed_link.py ONE OTHER SECONDS` passes frames between two devices, late.
 
-For kernels without netem. Says so when it passes them, and ends with its standard input.
+For kernels without netem. It prints `ready` when it works, and ends with its standard input.
 """
 
 import collections
@@ -10,13 +10,13 @@ import sys
 import time
 
 SOL_PACKET, PACKET_VNET_HDR, SO_RCVBUFFORCE, ETH_P_ALL = 263, 15, 33, 3
-FRAME_BYTES = 1 << 17  # more than any: veth hands on segments of 64 KiB that are not yet cut
+FRAME_BYTES = 1 << 17  # more than any frame: veth passes on uncut segments of 64 KiB
 
 
 def wire(device: str) -> socket.socket:
-    """All that arrives at a device. Frames begin with the kernel's notes on what it left undone.
+    """A socket for all frames of a device; each begins with the kernel's offload header.
 
-    They are sent with them: else those that TCP left to be cut or summed by a device were lost.
+    The header is sent too, as frames without segmentation or checksum would be lost otherwise.
     """
     it = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
     it.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)

@@ -1,4 +1,4 @@
-"""The scripts of examples/ as processes: forked ranks, killed by themselves where a test says."""
+"""The scripts of examples/ as processes: forked ranks, which kill themselves where a test says."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ def dying(self, *args, real={method}, count=[0], **kwargs):
     return real(self, *args, **kwargs)
 {method} = dying
 """
-# All ranks die behind the first snapshot that stands at the beginning of epoch n.
+# All ranks die after the first snapshot of the beginning of epoch n.
 BEHIND_EPOCH = """
 def dying(path, state, own, world, real=snapshot.save):
     real(path, state, own, world)
@@ -32,7 +32,7 @@ def dying(path, state, own, world, real=snapshot.save):
         os.kill(os.getpid(), signal.SIGKILL)
 snapshot.save = dying
 """
-# Rank 0 dies within the n-th file that it saves, when half of it is in the file.
+# Rank 0 dies while it saves its n-th file, after half of the bytes.
 WHILE_WRITING = """
 def dying(value, file, *args, real=torch.save, count=[0], **kwargs):
     count[0] += hasattr(file, "name")  # objects that are sent are pickled by it too
@@ -48,7 +48,7 @@ torch.save = dying
 
 
 def run(world: int, script: str, *flags: str, harm: str = "") -> tuple[list[int], list[str]]:
-    """(exit codes, what each rank has said), by rank, when all have ended."""
+    """(exit codes, stderr), each by rank, when all have ended."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "SLURM_"))}
     code = IMPORT + harm + f"import ddp, {script}; ddp.run({script}.main)"
     processes = ranks(world, *flags, code=code, env=clean | {"OMP_NUM_THREADS": "1"})
@@ -61,7 +61,7 @@ def run(world: int, script: str, *flags: str, harm: str = "") -> tuple[list[int]
 
 
 def succeed(world: int, script: str, *flags: str) -> list[str]:
-    """What each rank of a run has said that must end well."""
+    """The stderr of each rank of a run, which must succeed."""
     codes, said = run(world, script, *flags)
     assert codes == [0] * world, "\n".join(said)
     return said

@@ -1,7 +1,7 @@
-"""A run directory on a disk that fails as it is told; as a script, a trainer on such a disk.
+"""A run directory on a disk that fails on demand; as a script, a trainer on such a disk.
 
-DISK_PLAN='{"10": "ENOSPC", "30": null}': what the disk does from which step on (0: the start),
-where "hang" and "slow" are no errors; DISK_HEAL_S: it works again so long after the last step.
+DISK_PLAN='{"10": "ENOSPC", "30": null}': the disk's error by first step (0: the start); it may be
+"hang" or "slow" too, null is none. DISK_HEAL_S: it works again so long after the last step.
 """
 
 import builtins
@@ -27,12 +27,12 @@ READS = [(os, "listdir"), (os, "stat"), (builtins, "open"), (io, "open")]
 
 
 class Disk:
-    """Fails, slows or hangs what happens below a folder, from outside of the file system."""
+    """Lets calls on files below a folder fail, slow down or hang, by patches of Python."""
 
     def __init__(self, folder: Path, setattr=setattr) -> None:
         self.folder, self.mode, self.works = str(folder), None, threading.Event()
         save_in_this_process(setattr)
-        self.seen: list[tuple[int, float]] = []  # steps, and the metric after each
+        self.seen: list[tuple[int, float]] = []  # each step, and the metric after it
         for name in WRITES:
             setattr(os, name, self._failing(getattr(os, name)))
         for module, name in READS:
@@ -91,4 +91,4 @@ if __name__ == "__main__":
     disk = Disk(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
     plan = {int(step): mode for step, mode in json.loads(os.environ["DISK_PLAN"]).items()}
     disk.plan(plan, float(os.environ.get("DISK_HEAL_S", "0")))
-    run(train.main)  # as users' processes end: without C++ taking its threads down
+    run(train.main)  # ends as users' processes do: C++ does not take down its threads

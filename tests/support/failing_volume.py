@@ -1,4 +1,4 @@
-"""A volume whose n-th read or write fails, or each of one file or folder, as Python asks for it."""
+"""A volume on which the n-th read or write by Python fails, or all those of a file or folder."""
 
 import builtins
 import contextlib
@@ -15,7 +15,7 @@ _NAMING = ("rename", "replace", "link", "unlink", "utime")
 
 
 def answer_as_python_3_14(setattr: Callable[..., None]) -> None:
-    """Have pathlib take every error for a no, as `os.path` does: so it is from Python 3.14 on."""
+    """Let pathlib answer False to every error, as `os.path` does, and as it does in Python 3.14."""
     setattr(Path, "exists", lambda path: os.path.exists(path))
     setattr(Path, "is_dir", lambda path: os.path.isdir(path))
     setattr(Path, "is_file", lambda path: os.path.isfile(path))
@@ -23,7 +23,7 @@ def answer_as_python_3_14(setattr: Callable[..., None]) -> None:
 
 
 class Broken:
-    """A file that has been opened and cannot be read."""
+    """An open file that cannot be read."""
 
     def __init__(self, file: Any, fail: Callable[[], None]) -> None:
         self.file, self.fail = file, fail
@@ -46,21 +46,21 @@ class Broken:
 
 
 class _Counted:
-    """Counts what is asked for below the folders, and fails what a test wants."""
+    """Counts calls on files below the folders, and fails those that a test chooses."""
 
     def __init__(self, *folders: Path) -> None:
         self.folders = tuple(map(str, folders))
         self.code, self.on = 0, False
-        self.at: int | None = None  # the number of what fails
-        self.path = ""  # all that is asked of it fails, and of what is in it
-        self.done = False  # a write fails when it has been done: its answer is lost
-        self.seen: list[str] = []  # what was asked for, in order
+        self.at: int | None = None  # the number of the call that fails
+        self.path = ""  # all calls on it, and on what is in it, fail
+        self.done = False  # a write fails after it is done: its answer is lost
+        self.seen: list[str] = []  # the calls, in order
 
     @contextlib.contextmanager
     def failing(
         self, code: int, at: int | None = None, done: bool = False, path: str = ""
     ) -> Iterator[None]:
-        """Within it that fails; `seen` is what was asked for."""
+        """Within it the chosen calls fail; `seen` has all calls."""
         self.code, self.at, self.done, self.path = code, at, done, path
         self.seen, self.on = [], True
         try:
@@ -69,7 +69,7 @@ class _Counted:
             self.on = False
 
     def _due(self, path: str, what: str = "") -> bool:
-        """Count it; is it one that fails?"""
+        """Count a call. Must it fail?"""
         inside = any(f"{path}/".startswith(f"{folder}/") for folder in self.folders)
         if not (self.on and inside):
             return False
@@ -83,8 +83,8 @@ class _Counted:
 
 
 class Writes(_Counted):
-    """To open a file for writing, to write to it, to have it on the disk, to close it; and to make,
-    name, touch and remove files and folders."""
+    """The calls: open a file for writing, write, fsync and close it; make, name, touch and remove
+    files and folders."""
 
     def __init__(self, folder: Path, setattr: Callable[..., None] = setattr) -> None:
         super().__init__(folder)
@@ -112,8 +112,8 @@ class Writes(_Counted):
 
 
 class Reads(_Counted):
-    """To open a file for reading, to read from it, to list a directory, to ask for a file's size;
-    and to open a parquet file, which Arrow does itself."""
+    """The calls: open a file for reading, read, list a directory, stat a file; and open a parquet
+    file, which Arrow does itself."""
 
     def __init__(self, *folders: Path, setattr: Callable[..., None] = setattr) -> None:
         super().__init__(*folders)

@@ -1,4 +1,4 @@
-"""The launchers' side of the workers' Unix socket, in one thread: it does what a test tells it."""
+"""The launchers' side of the workers' Unix socket, which does what a test says."""
 
 import contextlib
 import json
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class FakeMesh:
-    """One socket for all workers; views, losses and so on are what the test says.
+    """One socket for all workers; the test decides on views, losses and so on.
 
-    A worker's posts go to all. Where `follows` is true, a member whose connection ends is told lost
-    to the others at once, as its launcher does; the views are the test's.
+    A worker's posts go to all. If `follows` is true, a member whose connection ends is reported as
+    lost to the others at once, as its launcher would; the test makes the views.
     """
 
     def __init__(self, folder: Path, least: int = 1, most: int = 8) -> None:
@@ -20,7 +20,7 @@ class FakeMesh:
         self.settings = {"least": least, "most": most}
         self.members: dict[str, socket.socket] = {}  # by id
         self.pods: dict[str, str] = {}
-        self.heard: dict[str, list[dict[str, Any]]] = {}  # what each has said, but for posts
+        self.heard: dict[str, list[dict[str, Any]]] = {}  # the messages of each, except posts
         self.posts: dict[str, dict[str, Any]] = {}
         self.view: dict[str, Any] | None = None
         self.follows = True
@@ -36,14 +36,14 @@ class FakeMesh:
                 it.shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     def wait(self, found: Any, limit_s: float = 30.0, why: Any = str) -> Any:
-        """What `found()` is as soon as it is true; an AssertionError after `limit_s`."""
+        """The value of `found()` as soon as it is true; an AssertionError after `limit_s`."""
         with self.changed:
             value = self.changed.wait_for(found, limit_s)
-        assert value, f"it has not come\n{why()}"
+        assert value, f"nothing within {limit_s:g} s\n{why()}"
         return value
 
     def by_pod(self, *pods: str) -> list[str]:
-        """The newest member of each of these pods, as soon as all are there and have a status."""
+        """The newest member of each of these pods, as soon as all have sent a status."""
 
         def found() -> list[str]:
             newest = {self.pods[it]: it for it in self.members if self.heard[it]}
@@ -52,7 +52,7 @@ class FakeMesh:
         return self.wait(found)
 
     def commit(self, ids: list[str], by: str = "quorum", how: str = "its process died") -> int:
-        """A view of these members, by rank, told to each of them."""
+        """Make a view of these members, by rank, and send it to each of them."""
         with self.changed:
             before = self.view["members"] if self.view else []
             gone = [{**it, "how": how} for it in before if it["id"] not in ids]

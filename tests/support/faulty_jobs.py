@@ -1,7 +1,7 @@
 """A job whose pods a test starts, kills, holds back and measures.
 
-The pods are those of `gptddp-k8s submit --local`: the rendered manifest, a process group each, and
-their controller. Only its loop is the test's: whatever waits here gives the controller its ticks.
+The pods are those of `gptddp-k8s submit --local`: from the rendered manifest, a process group each,
+with their controller. Only the controller's loop is here: every wait of a test calls its `tick`.
 """
 
 import contextlib
@@ -35,28 +35,28 @@ from gptddp.run.history import history, last_step, read_ledger
 
 ENTRY = [sys.executable, "-c", START, str(SUPPORT / "slow_worker.py")]
 KEY = "faults" * 8
-PAUSE_S = 0.1  # what a step takes, nearly
-# Of every job, if it is not given others: it ends when the test does, at the same rate whenever.
+PAUSE_S = 0.1  # nearly all of a step's time
+# Flags of every job, unless it has others: it ends with its test, and the rate is constant.
 FLAGS = ("--steps", "1000000", "--final-lr", "1", "--eval-every", "5000")
 FLAGS += ("--checkpoint-every", "3600")
-SHORT = bool(os.environ.get("SHORT"))  # fewer repetitions, and the rows of minutes left out
+SHORT = bool(os.environ.get("SHORT"))  # fewer repetitions, and no rows of long tests
 long = pytest.mark.skipif(SHORT, reason="only in the full `make test-faults`")
 
 
 @dataclasses.dataclass
 class Fault:
-    """What one fault has cost. Seconds are those beyond what the step itself takes."""
+    """The cost of one fault. Seconds do not include the time of the step itself."""
 
     seconds: float = math.nan  # from the harm to the next new step
-    back_s: float = math.nan  # between the last step without who was lost and the first with it
-    redone: int = 0  # steps that were done before the fault, and again
-    lives: int = 0  # of the run that began
+    back_s: float = math.nan  # between the last step without the lost rank and the first with it
+    redone: int = 0  # steps that were done before the fault and again after it
+    lives: int = 0  # lives of the run that began
 
 
 class Job:
-    """Pods of one job, `size` of them, of which `fewest` go on alone.
+    """The pods of one job: `size` of them, of which `fewest` continue alone.
 
-    `runs`: the folder of the run directory, where another job has it too.
+    `runs`: the folder with the run directory, if another job shares it.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Job:
             pods.Pod(
                 dataclasses.replace(
                     p,
-                    argv=[*within(i), *ENTRY, *p.argv[3:]],  # for python -m gptddp.launch
+                    argv=[*within(i), *ENTRY, *p.argv[3:]],  # in place of python -m gptddp.launch
                     env=p.env | env | {"FAULTS_DIR": str(self.orders)},
                 ),
                 folder / f"logs/{i}.log",
@@ -107,13 +107,13 @@ class Job:
     # -- what a test does ------------------------------------------------------------------------
 
     def pause(self, seconds: float) -> None:
-        """Each step takes so much longer."""
+        """Make each step take so much longer."""
         self.pause_s = seconds
         (self.orders / "pause.new").write_text(str(seconds))
         (self.orders / "pause.new").rename(self.orders / "pause")
 
     def kill(self, *which: int, back_s: float = 0.0) -> None:
-        """SIGKILL to every process of these pods; another of each comes after `back_s`."""
+        """Send SIGKILL to every process of these pods; each pod comes back after `back_s`."""
         for i in which:
             self.back_at[i] = time.monotonic() + back_s
             os.killpg(self.pid(i), signal.SIGKILL)
@@ -122,31 +122,31 @@ class Job:
                     os.kill(pid, signal.SIGKILL)
 
     def hold(self, *which: int) -> None:
-        """These pods do not start until they are brought back."""
+        """Keep these pods from starting until they are brought back."""
         for i in which:
             self.back_at[i] = self.pods[i].start_at = math.inf
 
     def stop(self, *which: int) -> None:
-        """SIGTERM, as for pods that are scaled away."""
+        """Send SIGTERM to these pods, as if they were scaled away."""
         for i in which:
             self.back_at[i] = math.inf
             os.kill(self.pid(i), signal.SIGTERM)
 
     def bring_back(self, *which: int) -> None:
-        """Let pods start that were held back, when they have ended."""
+        """Let these pods, which were held back, start once they have ended."""
         for i in which:
             self.until(lambda pod=self.pods[i]: pod.process is None)
             self.back_at[i] = self.pods[i].start_at = 0.0
 
     def order(self, i: int, place: str) -> Path:
-        """Have the pod killed when its worker is there; the file that then appears."""
+        """Have a pod killed when its worker gets to `place`; the returned file appears then."""
         done = self.orders / f"{i}.{place}.done"
         done.unlink(missing_ok=True)
         done.with_suffix("").touch()
         return done
 
     def kill_at(self, place: str) -> None:
-        """Have the first pod killed whose worker gets there, and no other."""
+        """Have only the first pod killed whose worker gets to a place."""
         done = [self.order(i, place) for i in range(self.size)]
         self.until(lambda: any(it.exists() for it in done), what=f"a pod's end at {place}")
         for it in done:
@@ -158,7 +158,7 @@ class Job:
         return self.pods[i].process.pid  # type: ignore[union-attr]
 
     def worker(self, i: int, local: int = 0) -> int:
-        """The pod's training process, as soon as it is one that lives."""
+        """The pod's training process, as soon as it is alive."""
 
         def its() -> int | None:
             with contextlib.suppress(OSError, ValueError):  # not there, or being written
@@ -169,11 +169,11 @@ class Job:
         return int(self.until(its, what=f"a worker of pod {i}"))
 
     def workers(self) -> dict[int, int]:
-        """Of the pods that run and are not held back."""
+        """The training processes of the pods that run, by pod."""
         return {i: self.worker(i) for i, pod in enumerate(self.pods) if pod.process}
 
     def shoot(self, i: int, local: int = 0) -> None:
-        """SIGKILL to a worker process alone."""
+        """Send SIGKILL to a worker process alone."""
         os.kill(self.worker(i, local), signal.SIGKILL)
 
     # -- what it sees ----------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Job:
         time.sleep(0.02)
 
     def until(self, true: Callable[[], Any], timeout_s: float = 180.0, what: str = "") -> Any:
-        """The first true value; the controller works meanwhile. Fails with all logs in the end."""
+        """Tick the controller until a true value, and return it. A timeout shows all logs."""
         end = time.monotonic() + timeout_s
         while not (value := true()):
             self.tick()
@@ -204,7 +204,7 @@ class Job:
         return "\n".join([*self.events, *texts])
 
     def lines(self, first: int | None = None) -> list[dict[str, Any]]:
-        """The run's steps in order, from this one on."""
+        """The log lines of the run's steps in order, from `first` on."""
         return list(history(self.run, first)) if self.run.exists() else []
 
     def last(self) -> int:
@@ -212,7 +212,7 @@ class Job:
         return last_step(self.run) if self.run.exists() else 0
 
     def steady(self, world: int | None = None, steps: int = 3) -> None:
-        """Wait for some more steps of so many ranks; None: of as many as there are pods."""
+        """Wait for `steps` more steps of `world` ranks; None: of as many as there are pods."""
         last, size = self.last(), world or self.size
 
         def more() -> bool:
@@ -221,12 +221,12 @@ class Job:
         self.until(more, what=f"{steps} steps of {size} ranks")
 
     def step_s(self) -> float:
-        """What a step has taken of late."""
+        """The median time of recent steps."""
         times = [line["time"] for line in self.lines(self.last() - 20)]
         return statistics.median(b - a for a, b in itertools.pairwise(times))
 
     def entered(self, step_s: float) -> float:
-        """Seconds that the newest growth of the world has cost, beyond a step of so many."""
+        """Seconds that the newest growth of the world has cost, beyond a step of `step_s`."""
         for after, before in itertools.pairwise(self.lines(self.last() - 500)[::-1]):
             if before["world_size"] < after["world_size"]:
                 return max(0.0, after["time"] - before["time"] - step_s)
@@ -247,7 +247,7 @@ class Job:
         return [event for event in read_ledger(self.run) if event["event"] == "world"]
 
     def lost(self, known: int) -> set[str]:
-        """The pods that were lost in all but so many of these changes."""
+        """The pods that were lost in the changes of the world after the first `known`."""
         return {it["pod"] for event in self.worlds()[known:] for it in event["lost"]}
 
     def by_rank(self, rank: int) -> int:
@@ -260,15 +260,15 @@ class Job:
         return int(self.until(found, what=f"rank {rank}")[0])
 
     def saved(self) -> list[dict[str, Any]]:
-        """The commits, as the ledger has them."""
+        """The committed checkpoints, as the ledger has them."""
         events = read_ledger(self.run)
         return [it for it in events if it["event"] == "checkpoint" and "name" in it]
 
     @contextlib.contextmanager
     def fault(self, world: int | None = None, timeout_s: float = 120.0) -> Iterator[Fault]:
-        """Do harm within; at the end the seconds to the next new step of so many ranks are known.
+        """Do harm within it; then the seconds to the next new step of `world` ranks are known.
 
-        They count from the entry, or from `began` seconds of unix time where harm sets that.
+        They count from the entry, or from `began` (unix time) if the test sets that.
         """
         last, own_s = self.last(), self.step_s()
         events, fault, size = len(read_ledger(self.run)), Fault(), world or self.size
@@ -299,7 +299,7 @@ class Job:
         self.until(lambda: self.controller.done, 90, "the end of all pods")
 
     def close(self) -> None:
-        """Nothing of the job is left."""
+        """End all processes of the job."""
         self.controller.kill()
         reaper.sweep(self.tag)
         for pod in self.pods:
@@ -315,14 +315,14 @@ def _slot() -> int:
 
 
 def lives_in(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The starts of lives, not those of a rank 0 that has followed another one in a life."""
+    """The starts of lives, without those of a new rank 0 within a life."""
     return [it for it in events if it["event"] == "start" and it["source"] != "memory"]
 
 
 def check_same_run(job: Job, undisturbed: Path) -> None:
-    """Every step once, and the same bits in every number and tensor; every checkpoint verifies.
+    """Assert that each step is there once, with the same bits, and that all checkpoints verify.
 
-    And every rank-second has an owner, where all have one clock.
+    If all pods have one clock, every rank-second must have an owner.
     """
     check_same_bits(job.run, undisturbed)
     if job.one_clock:

@@ -1,7 +1,7 @@
-"""The trainer with short timeouts and slow steps, and with the faults that files order.
+"""The trainer with short timeouts and slow steps, and with faults that files order.
 
-`<pod>.<fault>` in the run directory is carried out in the middle of a step and taken away; with a
-number in it, in that step; with a `+` behind it, in all that follow too.
+A file `<pod>.<fault>` in the run directory causes that fault within a step, and is removed. A
+number in it chooses the step. With a `+` after the number the file stays, for all later steps too.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from gptddp.training import life, quarantine
 connect.TIMEOUT_S, connect.FIRST_TIMEOUT_S = 2.0, 20.0
 pulse.MARGIN_S = float(os.environ.get("HANG_MARGIN_S", pulse.MARGIN_S))
 life.CHECK_EVERY = 10
-connect.cpu_quota = lambda: 1  # as plain torchrun gives several workers of two processors
+connect.cpu_quota = lambda: 1  # as for several workers of plain torchrun on two CPUs
 STEP_S = 0.05
 POD = os.environ["POD_NAME"]
 RUN = Path(from_args(sys.argv[1:]).run_dir)
@@ -47,7 +47,7 @@ def stick(ddp: Any) -> None:
 
 
 def flip(ddp: Any) -> None:
-    """Flip a bit of one parameter: the lowest might be rounded away by the step that follows."""
+    """Flip a bit of one parameter; not the lowest, as the next step might round it away."""
     next(ddp.parameters()).data.view(torch.int32).view(-1)[5] ^= 1 << 20
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from support.hf_folder import SHA256
 
-# Of every field of the run: two values, neither of them the default of a run with a GPU or without.
+# Two values of every field of a run. Neither is its default, with or without a GPU.
 VALUES: dict[str, tuple[Any, Any]] = {
     "on_bad": ("quarantine", "fail"),
     "preset": ("gpt2-medium", "gpt2-large"),
@@ -57,5 +57,5 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "keep_every": (4, 6),
 }
 FIRST = {name: first for name, (first, _) in VALUES.items()}
-# Of a run that there can be: the weights of a folder are a GPT-2's, and these are other parts.
+# Values of a possible run: weights of a folder are a GPT-2's, and do not fit these other parts.
 BEGUN = FIRST | {"init_sha256": ""}

@@ -39,14 +39,14 @@ class Output:
         self.path, self.seen = path, 0
 
     def read(self) -> str:
-        """What is new in it."""
+        """The text that is new since the last call."""
         text = self.path.read_bytes()[self.seen :]
         self.seen += len(text)
         return text.decode()
 
 
 class Forked:
-    """What a test sees of one such process, by the names of subprocess.Popen."""
+    """A forked process, with the interface of subprocess.Popen."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -68,7 +68,7 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[None, str]:
-        """None for its output, and what it has written to stderr since this was last read."""
+        """None for its stdout, and what it has written to stderr since the last read."""
         self.wait(timeout)
         return None, self.stderr.read()
 
@@ -85,7 +85,7 @@ class Forked:
 
 
 class ForkServer:
-    """The parent of those processes."""
+    """The parent of the forked processes."""
 
     def __init__(self) -> None:
         self.folder, self.count = tempfile.TemporaryDirectory(), 0
@@ -146,9 +146,9 @@ def _server() -> ForkServer:
 def fork(
     code: str, *args: str, env: Mapping[str, str] | None = None, stderr: Path | None = None
 ) -> Forked:
-    """Run `code` as `python -c` would, in a session of its own; stderr is added to that file.
+    """Run `code` as `python -c` would, in a session of its own; stderr is appended to that file.
 
-    What it prints goes to the same file, if one is given, and nowhere without.
+    Its stdout goes to the same file, if one is given, and is dropped otherwise.
     """
     return _server().start(code, args, env or os.environ, stderr)
 
@@ -167,7 +167,7 @@ def ranks(
 
 
 def ended(processes: list[Forked], *codes: int) -> list[str]:
-    """What each has written to stderr. All end with one of these codes (0), or are killed."""
+    """The stderr of each, when all have ended with one of these codes (0); all are killed."""
     try:
         for process in processes:
             assert process.wait(300) in (codes or (0,)), process.stderr.read()
@@ -178,14 +178,14 @@ def ended(processes: list[Forked], *codes: int) -> list[str]:
 
 
 def train(world: int, *flags: str, code: str = TRAIN) -> list[str]:
-    """A training of so many ranks, to its end; it must succeed. What each rank has said."""
+    """Train with `world` ranks to the end, which must succeed; return the stderr of each rank."""
     return ended(ranks(world, *flags, code=code))
 
 
 def become(code: str, args: list[str], env: dict[str, str], stdout: str, stderr: str) -> None:
     """In the child: become the process that was asked for, and run its code to its end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # with pytest's server
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # ends with the fork server
     os.setsid()
     answer(pid=os.getpid())
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -207,7 +207,7 @@ def answer(**values: int) -> None:
 
 
 def serve() -> dict[str, Any] | None:
-    """Fork for every request, and tell every end; the request in the child, None at the end."""
+    """Fork for every request, and report every exit. The request in the child, None at the end."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
@@ -224,7 +224,7 @@ def serve() -> dict[str, Any] | None:
                 os.close(reader)
                 os.close(writer)
                 return dict(json.loads(line))
-        with contextlib.suppress(ChildProcessError):  # there is none
+        with contextlib.suppress(ChildProcessError):  # there is no child
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 code = os.waitstatus_to_exitcode(ended[1])
                 answer(pid=ended[0], code=code)
@@ -233,7 +233,7 @@ def serve() -> dict[str, Any] | None:
 if __name__ == "__main__":
     for name in PRELOAD:
         __import__(name)
-    gc.freeze()  # no child looks through all of torch for garbage, at its end least of all
-    atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)  # Triton would list that garbage
+    gc.freeze()  # children do not search all of torch for garbage, above all when they end
+    atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)  # Triton would print that garbage
     if request := serve():
         become(**request)

@@ -1,4 +1,4 @@
-"""Folders as transformers' save_pretrained writes them, without it."""
+"""Folders as transformers' save_pretrained writes them, made without transformers."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,20 +10,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32}
-# Of a folder with the shape of TINY, but 16 positions, and 512 tokens.
+# Hash of a folder with the shape of TINY, but 16 positions, and 512 tokens.
 SHA256 = "40029ffc07071821d5490534be7b3b3648a6f322856d22ba083496f8d1f6f154"
 
 Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
 
 
 def gpt2_config(vocab_size: int = 512, **shape: int) -> dict[str, Any]:
-    """A config.json."""
+    """The content of a config.json."""
     about = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": vocab_size}
     return about | {"activation_function": "gelu_new", **TINY, **shape}
 
 
 def gpt2_weights(about: Mapping[str, Any]) -> dict[str, Tensor]:
-    """All weights by name, the same wherever they are made: small fractions."""
+    """All weights by name: small fractions, the same on every machine."""
     width = about["n_embd"]
     shapes: dict[str, tuple[int, ...]] = {
         "wte.weight": (about["vocab_size"], width),
@@ -54,7 +54,7 @@ def write_gpt2(
     change: Change = lambda _about, _tensors: None,
     **shape: int,
 ) -> Path:
-    """Write the folder; `change` may change config.json and weights before."""
+    """Write the folder; `change` may change config.json and weights first."""
     about = gpt2_config(vocab_size, **shape)
     tensors = gpt2_weights(about)
     change(about, tensors)

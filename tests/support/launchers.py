@@ -1,4 +1,4 @@
-"""Launchers as the operator would start them, one a loopback address, for tests of real ones."""
+"""Real launchers for tests, as the operator would start them, one on each loopback address."""
 
 import json
 import os
@@ -24,11 +24,11 @@ QUICK = (  # a new server imports only what the toy needs
 PORT = 23111  # of the launchers
 KEY = "launchers" * 8
 TOY_FLAGS = ("--steps", "1000000")
-RATE = ("--final-lr", "1")  # the same in a run of any length
+RATE = ("--final-lr", "1")  # the same rate in a run of any length
 
 
 class Job:
-    """Launchers as the operator would start them, `pods` of them, one an address of 127.0.0.0/8."""
+    """`pods` launchers as the operator would start them, each on its address of 127.0.0.0/8."""
 
     grace_s = 20
 
@@ -38,12 +38,12 @@ class Job:
         self.folder, self.slot, self.nnodes = folder, slot, f"{fewest}:{pods}"
         self.script, self.flags = script, flags or TOY_FLAGS
         self.size, self.before = pods, ""  # code that each launcher runs first
-        self.prefix = f"127.{10 + os.getpid() % 200}.{slot}"  # two test runs do not meet
+        self.prefix = f"127.{10 + os.getpid() % 200}.{slot}"  # no other test run has this address
         self.pods: dict[int, Forked] = {}
         folder.mkdir()
 
     def start(self, *indices: int) -> None:
-        """Each writes to `pod-<index>.log`."""
+        """Start these pods; each writes to `pod-<index>.log`."""
         ours = ("PET_", "POD_", "GPTDDP_")
         clean = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         for i in indices:
@@ -61,7 +61,7 @@ class Job:
             self.pods[i] = fork(code, *given, env=clean | env, stderr=log)
 
     def operator_env(self, i: int) -> dict[str, str]:
-        """What the operator tells pod `i` of the others."""
+        """The environment variables by which the operator tells pod `i` about the others."""
         return {
             "PET_NNODES": self.nnodes,
             "PET_RDZV_BACKEND": "c10d",
@@ -84,7 +84,7 @@ class Job:
         return (self.folder / f"pod-{i}.log").read_text()
 
     def whole(self) -> None:
-        """Start what is not running, and wait for steps of all pods together."""
+        """Start the pods that are not running, and wait for a step of all pods together."""
         self.start(
             *(i for i in range(self.size) if i not in self.pods or self.pods[i].poll() is not None)
         )
@@ -127,14 +127,14 @@ class Training(Job):
         (self.folder / f"pod-{i}.{what}").write_text(step)
 
     def finish(self, code: int = 0) -> list[dict[str, Any]]:
-        """Every line of the log, when all pods have ended with this code."""
+        """The lines of the log, when all pods have ended with this code."""
         codes = [self.exit_code(i) for i in self.pods]
         assert codes == [code] * self.size, "\n".join(map(self.log, self.pods))
         return self.steps()
 
 
 def undisturbed(folder: Path, corpus: Path, world: int, steps: int) -> list[dict[str, Any]]:
-    """The log of the same run in a world of its own, with nothing in its way."""
+    """The log of the same run without any fault, with `world` ranks."""
     flags = ["--data", str(corpus), "--run-dir", str(folder), "--steps", str(steps), *RATE]
     train(world, *SMALL, *flags, "--eval-every", "1000000")
     return list(history(folder))

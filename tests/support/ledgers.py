@@ -1,4 +1,4 @@
-"""Ledgers that a test has written itself, or changed."""
+"""Ledgers that a test writes or changes."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from gptddp.run.summary import HASH, hash_of
 
 
 def write(run: Path, events: Iterable[Mapping[str, Any]]) -> None:
-    """The ledger of these events: a start has its hash, and no sums, so all before it is read."""
+    """Write these events. A start has its hash but no sums, so that readers read all before it."""
     run.mkdir(parents=True, exist_ok=True)
     lines = []
     for event in events:
@@ -23,5 +23,5 @@ def write(run: Path, events: Iterable[Mapping[str, Any]]) -> None:
 
 
 def begun(run: Path, config: Mapping[str, Any], *events: Mapping[str, Any], **fields: Any) -> None:
-    """A run whose first life has begun with this configuration, and these events after it."""
+    """Write a run whose first life began with this configuration and has these events."""
     write(run, [{"event": "start", "run_id": "a run", "config": dict(config), **fields}, *events])

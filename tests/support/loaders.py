@@ -31,7 +31,7 @@ class Bytes:
         owner = threading.get_ident()
 
         def encode(text: str) -> np.ndarray:
-            assert threading.get_ident() == owner, "an encoder belongs to the thread that asked"
+            assert threading.get_ident() == owner, "another thread than its owner uses an encoder"
             return np.frombuffer(text.encode(), np.uint8).astype(self.dtype)
 
         return encode
@@ -76,8 +76,8 @@ class Dataset:
 
 
 def corpus(n_groups: int = 20, seed: int = 1) -> Dataset:
-    """Row groups of a few documents, each of which says who it is; some are null or empty."""
-    uniform = random.Random(seed).random  # the one method whose values no version changes
+    """Row groups of a few documents, each of which begins with its name; some are null or empty."""
+    uniform = random.Random(seed).random  # the one method with the same values in every version
 
     def document(group: int, i: int) -> str | None:
         if (kind := uniform()) < 0.1:
@@ -112,9 +112,9 @@ def global_batch(loaders: list[Loader]) -> Batch:
 
 
 def run(dataset, schedule, steps, **changes) -> list[Batch]:
-    """Steps with a world size each: every change of world size begins anew from a saved state.
+    """Run steps; every change of the world size opens new loaders from a saved state.
 
-    `schedule`: (world size, up to which step) ...; the producers are far ahead when it is saved.
+    `schedule`: (world size, its last step) ...; producers are far ahead when a state is saved.
     """
     batches: list[Batch] = []
     state = None
@@ -140,7 +140,7 @@ def same(a: list[Batch], b: list[Batch]) -> None:
 
 
 def fingerprints(pack: str = "best-fit") -> list[str]:
-    """Of three steps in the first, second and third epoch of most lanes."""
+    """The fingerprints of three steps, in the first, second and third epoch of most lanes."""
     batches = run(corpus(), [(1, 101)], 101, pack=pack)
     return [f"{batches[i].fp:016x}" for i in (0, 50, 100)]
 

@@ -1,4 +1,4 @@
-"""What the tests of local jobs share: jobs of Python code, and readers of what they leave."""
+"""Helpers for tests of local jobs: jobs of Python code, and readers of the files they leave."""
 
 import json
 
@@ -16,7 +16,7 @@ except GptddpError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)
 """
-# What pods are given to run; each sees its name, and /runs that all of them share.
+# The beginning of each pod's code. A pod sees its name, and /runs, which all pods share.
 PRELUDE = """
 import json, os, pathlib, signal, subprocess, sys, time
 name, runs = os.environ["POD_NAME"], pathlib.Path("/runs")

@@ -1,4 +1,4 @@
-"""What the tests of manifests and of their rules share: specs, and what is rendered of them."""
+"""Helpers for tests of manifests and of their rules: specs, and what they render to."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ SPECS = {
 
 
 def built(flags=None, args=(), patch=None):
-    """A spec of flags, of the trainer's arguments and of a patch that is read already."""
+    """A spec from flags, arguments of the trainer, and a parsed patch."""
     given = spec.given(None, flags or {}, args)
     pod = dataclasses.replace(given.pod, patch=patch)
     return spec.resolve(dataclasses.replace(given, pod=pod))

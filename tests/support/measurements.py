@@ -1,4 +1,4 @@
-"""The files of what was measured."""
+"""Files of measurements."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def write_measurement(name: str, **values: Any) -> None:
-    """Add a line to this file of the folder FAULTS_OUT, if there is one: tests/faults/table.py."""
+    """Add a line for tests/faults/table.py to this file of the folder FAULTS_OUT, if set."""
     if folder := os.environ.get("FAULTS_OUT"):
         with open(Path(folder, name), "a") as file:
             file.write(json.dumps(values) + "\n")

@@ -1,4 +1,4 @@
-"""Pods of a mesh as processes: a launcher with its mesh, and a worker that does as trainers do.
+"""Pods of a mesh as processes: a launcher with its mesh, and a worker like a trainer's.
 
 python mesh_pods.py launcher '{"address": ..., ...}'      starts workers, one after the other
 python mesh_pods.py worker PATH POD LOG
@@ -44,7 +44,7 @@ def launcher(facts):
 
 
 def worker(path, pod, log):
-    """Attaches, becomes fresh or warm, and going in a view; what it is told goes to the log."""
+    """Attaches, becomes fresh or warm, and going in a view; logs every message that it gets."""
     link = socket.socket(socket.AF_UNIX)
     link.connect(path)
 
@@ -105,7 +105,7 @@ class Pod:
 
     @property
     def view(self):
-        """(number, pods by rank) of the newest; (0, []) for none."""
+        """(number, pods by rank) of the newest view; (0, []) for none."""
         views = self.views()
         last = views[-1]["view"] if views else {"number": 0, "members": []}
         return last["number"], [m["pod"] for m in last["members"]]

@@ -1,4 +1,4 @@
-"""Pods in network namespaces of their own, on a bridge: a test cuts them off and on again."""
+"""Pods in network namespaces of their own, on a bridge. A test disconnects and reconnects them."""
 
 import contextlib
 import os
@@ -18,19 +18,19 @@ def sh(command: str) -> None:
 
 
 def inside(i: int, command: str) -> None:
-    """As root in the namespace of a pod."""
+    """Run a command as root in the namespace of a pod."""
     sh(f"nsenter --net=/run/netns/{NAME}-{i} {command}")
 
 
 @contextlib.contextmanager
 def bridge(pods: int) -> Iterator[None]:
-    """So many namespaces, PREFIX.100 and so on their addresses; nothing of them is left."""
+    """`pods` namespaces, with the addresses PREFIX.100 and so on; all are removed at the end."""
     if os.geteuid() or not shutil.which("ip") or not shutil.which("iptables"):
         assert not os.environ.get("GPTDDP_CI")
         pytest.skip("needs root, ip and iptables")
     made = []
     try:
-        # in a namespace too: this one may have a firewall that sees what a bridge passes on
+        # the bridge is in a namespace too, as a firewall of this one might filter its traffic
         sh(f"ip netns add {NAME} && ip -n {NAME} link add bridge type bridge")
         sh(f"ip -n {NAME} link set bridge up")
         for i in range(pods):
@@ -52,9 +52,9 @@ def bridge(pods: int) -> Iterator[None]:
 
 
 def enter(i: int, hosts: Path, host: str = "") -> list[str]:
-    """The words before a command that is to run there, with that file as /etc/hosts.
+    """The prefix of a command that runs in that namespace, with that file as /etc/hosts.
 
-    `host`: a host name of its own: what runs there cannot see whether processes elsewhere live.
+    `host`: another host name, with which it cannot see whether processes elsewhere are alive.
     """
     rename = f"hostname {host} && " if host else ""
     bind = f'{rename}mount --bind {hosts} /etc/hosts && exec "$@"'

@@ -1,4 +1,4 @@
-"""Has every rank-second of a run an owner?"""
+"""Checks that every rank-second of a run has an owner."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def owned(run: Path) -> dict[str, float]:
 
 
 def check_nobodys(run: Path) -> dict[str, float]:
-    """At most a percent of a run's rank-seconds has no owner; all of them, by owner."""
+    """Assert that at most 1 % of a run's rank-seconds have no owner; return all by owner."""
     found = owned(run)
     assert min(found.values()) >= 0, found
     assert found["other"] <= 0.01 * sum(found.values()), (run, found)
@@ -22,10 +22,10 @@ def check_nobodys(run: Path) -> dict[str, float]:
 
 
 def check_owners(run: Path, most: float) -> None:
-    """Hardly any of the rank-seconds is nobody's, and none is negative.
+    """Assert that hardly any rank-seconds have no owner, and that none are negative.
 
-    They add up to the ranks times the time between the starts, and to no more than `most`: that
-    holds for clocks that jump too.
+    They must add up to the ranks times the elapsed time, and to no more than `most`, which holds
+    for clocks that jump too.
     """
     found = check_nobodys(run)
     total = sum(found.values())
@@ -36,7 +36,7 @@ def check_owners(run: Path, most: float) -> None:
 
 
 def elapsed_rank_s(run: Path) -> float:
-    """Ranks times time, up to the recorded end: between two worlds those of the second."""
+    """Ranks times time, up to the recorded end. Between two worlds, the second's ranks count."""
     total, began, world, last = 0.0, None, 0, 0.0
     for event in read_ledger(run):
         kind = event["event"]

@@ -1,4 +1,4 @@
-"""Where the tests find what is not a module: the checkout, and scripts to be started."""
+"""Paths of the checkout, and of scripts that tests start."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""The environment of a pod of ours."""
+"""The environment of one of our pods."""
 
-# What the operator and the manifest give to the second of four pods.
+# The variables that operator and manifest give to the second of four pods.
 ENV = {
     "POD_NAME": "demo-worker-1",
     "HOSTNAME": "demo-worker-1",
@@ -10,7 +10,7 @@ ENV = {
     "PET_RDZV_BACKEND": "c10d",
     "PET_RDZV_ENDPOINT": "demo-worker-0:23456",
     "PET_RDZV_ID": "demo-1a2b3c4d",
-    # as manifests of other versions have them
+    # from manifests of other versions
     "PET_MAX_RESTARTS": "1000",
     "PET_RDZV_CONF": "join_timeout=600,last_call_timeout=1",
 }

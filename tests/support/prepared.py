@@ -1,4 +1,4 @@
-"""`gptddp prepare` as the tests run it, what is in a dataset, and a bit that is flipped in one."""
+"""Runs `gptddp prepare`, reads the texts of a dataset, and flips a bit in one."""
 
 import os
 import subprocess
@@ -59,7 +59,7 @@ owner.{name} = killing
 
 
 def killing(moment: str, calls: int) -> str:
-    """Code after which a process kills itself at that call of the function `moment`."""
+    """Code that makes a process kill itself at this call of the function `moment`."""
     owner, name = moment.rsplit(".", 1)
     return KILL.format(owner=owner, name=name, calls=calls)
 
@@ -74,7 +74,7 @@ def child(code: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 
 def flip(dataset: Dataset, number: int) -> str:
-    """Flip a bit in the text of a training row group; how a message names it."""
+    """Flip a bit in the text of a training row group; return its name in messages."""
     group = dataset.row_groups("train")[number]
     path = dataset.dir / group.path
     column = pq.read_metadata(path).row_group(group.index).column(0)

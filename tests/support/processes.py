@@ -1,4 +1,4 @@
-"""Processes of this machine, as /proc has them, and such as end with a test."""
+"""Processes of this machine, as /proc has them, and processes that end with a test."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ from gptddp.launch.siblings import free_ports
 
 
 def ending(make: Callable[..., Any], end: Callable[[Any], Any]) -> Iterator[Callable[..., Any]]:
-    """For a fixture: a function that makes one more; nothing that it has made outlives the test."""
+    """For a fixture: a function that makes one more object; all are ended after the test."""
     made: list[Any] = []
 
     def begin(*args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Debian's Prometheus and promtool, and what they get of k8s/components/monitoring."""
+"""Debian's Prometheus and promtool, and the files of k8s/components/monitoring for them."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def program(name: str) -> str:
 
 
 def groups() -> list[dict[str, Any]]:
-    """Of the PrometheusRule."""
+    """The groups of the PrometheusRule."""
     spec = yaml.safe_load((FOLDER / "rules.yaml").read_text())["spec"]
     return list(spec["groups"])
 
@@ -48,7 +48,7 @@ def write_rules(path: Path, of: list[dict[str, Any]] | None = None) -> Path:
 
 
 def names(query: str) -> set[str]:
-    """The metrics that a query asks for, as far as they are ours."""
+    """Our own metrics in a query."""
     return set(re.findall(r"(?<![\w:])(?:pytorchjob:)?gptddp_\w+(?::\w+)*", query))
 
 
@@ -58,7 +58,7 @@ def exported() -> set[str]:
     ends = {"counter": ["_total"], "info": ["_info"], "histogram": ["_bucket", "_count", "_sum"]}
     served = {f.name + end for f in families for end in ends.get(f.type, [""])}
     recorded = {rule["record"] for rule in rules() if "record" in rule}
-    return served | recorded | {"gptddp_mfu_ratio"}  # that: where the peak is known
+    return served | recorded | {"gptddp_mfu_ratio"}  # served only if the peak is known
 
 
 def dashboard() -> dict[str, Any]:
@@ -66,9 +66,9 @@ def dashboard() -> dict[str, Any]:
 
 
 def queries(namespace: str, pytorchjob: str, rate: str = "1m") -> dict[str, str]:
-    """Of the dashboard, by panel and target, with its variables filled in; and of its annotations.
+    """The dashboard's queries by panel and target, and its annotations', with variables filled in.
 
-    `rate`: what Grafana takes for $__rate_interval.
+    `rate`: the value of Grafana's $__rate_interval.
     """
     board = dashboard()
     found = {it["name"]: it["expr"] for it in board["annotations"]["list"]}

@@ -23,12 +23,12 @@ Series = dict[tuple[tuple[str, str], ...], list[tuple[float, float]]]  # (unix s
 
 
 def of_file(targets: Path) -> dict[str, Any]:
-    """The file of `write_pods`, for the `kubernetes_sd_configs` of a scrape_config."""
+    """Discovery by the file of `write_pods`, in place of `kubernetes_sd_configs`."""
     return {"file_sd_configs": [{"files": [str(targets)]}]}
 
 
 def of_api_server(server: str, folder: Path, **rest: Any) -> dict[str, Any]:
-    """Pods as the API server has them, for who has the token and the certificate in this folder."""
+    """Discovery of pods by the API server, with the token and the certificate of this folder."""
     about = {"credentials_file": str(folder / "token")}
     tls = {"ca_file": str(folder / "ca")}
     config = {"role": "pod", "api_server": server, "authorization": about, "tls_config": tls}
@@ -36,9 +36,9 @@ def of_api_server(server: str, folder: Path, **rest: Any) -> dict[str, Any]:
 
 
 def of_pod_monitor(discovery: dict[str, Any], namespace: str, interval: str) -> dict[str, Any]:
-    """The scrape_config that the Prometheus operator makes of our PodMonitor, but for `discovery`:
+    """The scrape_config that the Prometheus operator makes of our PodMonitor, except `discovery`.
 
-    it has a `kubernetes_sd_configs` with `role: pod` in the namespace.
+    The operator's has a `kubernetes_sd_configs` with `role: pod` in the namespace.
     """
     monitor = yaml.safe_load((FOLDER / "podmonitor.yaml").read_text())
     endpoint = monitor["spec"]["podMetricsEndpoints"][0]
@@ -82,7 +82,7 @@ def of_page(discovery: dict[str, Any], interval: str) -> dict[str, Any]:
 
 
 def page_selectors() -> list[dict[str, str]]:
-    """By which the API server chooses the pods of that scrape_config."""
+    """The selectors by which the API server chooses the pods of the page's scrape_config."""
     (discovery,) = _of_page()["kubernetes_sd_configs"]
     return list(discovery["selectors"])
 
@@ -109,7 +109,7 @@ def _snake(key: str) -> str:
 def discovered(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Targets and labels as Prometheus discovers pods (`role: pod`), for `file_sd_configs`.
 
-    Debian's has no discovery of its own for Kubernetes; relabelling and scraping are real.
+    Debian's Prometheus cannot discover on Kubernetes; relabelling and scraping are real.
     """
     found = []
     for pod in pods:
@@ -164,13 +164,13 @@ class Prometheus:
             time.sleep(0.05)
 
     def _is_ready(self) -> bool:
-        with contextlib.suppress(OSError):  # that of no connection, or 503
+        with contextlib.suppress(OSError):  # no connection, or 503
             urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=5).close()
             return True
         return False
 
     def get(self, what: str, **query: Any) -> Any:
-        """The data of an answer of its API; AssertionError with its words."""
+        """The data of an answer of its API; AssertionError with the text of an error."""
         url = f"http://{self.address}/api/v1/{what}?{urllib.parse.urlencode(query)}"
         try:
             with urllib.request.urlopen(url, timeout=30) as answer:
@@ -189,7 +189,7 @@ class Prometheus:
         return _series(found["result"])
 
     def value(self, query: str, at: float | None = None) -> float:
-        """Of the one series that a query has; NaN where it has none."""
+        """The value of the one series that a query gives; NaN if it gives none."""
         found = self.ask(query, at)
         assert len(found) < 2, found
         return next((samples[-1][1] for samples in found.values()), math.nan)

@@ -21,7 +21,7 @@ class Run:
         self.fps, self.ledger = [], []
 
     def go(self, world_size, until):
-        """One life, from the state that the last one left."""
+        """Do one life, from the state that the last one left."""
         again = decided(self.ledger, self.progress.step)
         while self.progress.step < until:
             with contextlib.ExitStack() as stack:
@@ -42,7 +42,7 @@ class Run:
         return self
 
     def step(self, loaders, again) -> bool:
-        """One step; False where a decision was taken instead."""
+        """Do one step; False if a decision was taken instead."""
         due = again.get(self.progress.step, ())
         batches = [quarantine.next_batch(loader, "quarantine", due) for loader in loaders]
         found = torch.tensor([batch.bad + 1 for batch in batches])

@@ -1,4 +1,4 @@
-"""What Kueue says of jobs in its queues, and the cause that it is."""
+"""Kueue's own messages about jobs in its queues, and the cause of each."""
 
 from support.api_objects import JOB_UID, at, job, pod
 
@@ -57,7 +57,7 @@ def facts(made=None, *, made_job=None, pods=(), now=NOW, name="team", **known):
 
 
 def runs(**known):
-    """The job runs with all of its pods, and no Kueue has admitted it."""
+    """The job runs with all of its pods, but Kueue has not admitted it."""
     return facts(made_job=queued_job(suspend=False), pods=[pod(n) for n in range(4)], **known)
 
 

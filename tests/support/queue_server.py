@@ -23,7 +23,7 @@ def queue_server(folder):
 
 
 def held(server, body):
-    """What Kueue's webhook does to a job that is created; it refuses nothing."""
+    """Suspend a new job of a queue, as Kueue's webhook does; it refuses nothing."""
     of_queue = QUEUE in (body["metadata"].get("labels") or {})
     if body["kind"] == "PyTorchJob" and server.kueue and of_queue:
         body["spec"]["runPolicy"]["suspend"] = True

@@ -1,4 +1,4 @@
-"""What rank 0 writes of a life, by the code that writes it: what `status` and `top` read."""
+"""The lines that rank 0 prints, by its own code, for `status` and `top` to read."""
 
 import contextlib
 import logging
@@ -12,7 +12,7 @@ ORIGIN = SimpleNamespace(config=Config(steps=400, log_every=10, max_time=0.0, ma
 
 @contextlib.contextmanager
 def heard():
-    """The lines that rank 0 writes meanwhile."""
+    """The lines that rank 0 prints within it."""
     lines, handler = [], logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("gptddp.training.console")
@@ -38,7 +38,7 @@ def done(step: int, loss=2.0, **fields) -> dict:
 
 
 def of_a_life():
-    """Up to a step that does not move."""
+    """The lines of a life, up to a step that stalls."""
     console = Console(ORIGIN)
     with heard() as lines:
         cause = "rank 2 (demo-worker-2) has not answered for 60 s in agree (agree.py:58)"

@@ -1,4 +1,4 @@
-"""Pages of `gptddp report`, read back; and run directories that are written in a moment."""
+"""Reads pages of `gptddp report`, and writes run directories without training."""
 
 import dataclasses
 import html
@@ -31,7 +31,7 @@ def draw(*runs: Path, out: Path) -> str:
 
 
 def refused(*args: object) -> str:
-    """What the command says where it refuses."""
+    """The error of a command that is refused."""
     result = CliRunner().invoke(cli, ["report", *map(str, args)])
     assert result.exit_code == 2, result.output
     return result.stderr
@@ -44,18 +44,18 @@ def figures(page: str) -> dict[str, dict[str, Any]]:
 
 
 def points(figure: dict[str, Any], name: str = "") -> dict[int, float]:
-    """Of the first line that has the name."""
+    """The points by step of the first line with this name."""
     trace = next(it for it in figure["traces"] if name in it["name"] and it["kind"] != "mark")
     return dict(zip(trace["x"]["steps"], trace["y"], strict=True))
 
 
 def marks(figure: dict[str, Any], kind: str) -> list[str]:
-    """What the marks of a kind say."""
+    """The texts of the marks of a kind."""
     return [text for it in figure["traces"] if it.get("mark") == kind for text in it["text"]]
 
 
 class Text(HTMLParser):
-    """The text of a page as a browser shows it, and what scripts and handlers it has."""
+    """The text of a page as a browser shows it, and its scripts and handlers."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Text(HTMLParser):
 
 
 def table(page: str, heading: str) -> list[list[str]]:
-    """The cells of the first table behind a heading, row by row."""
+    """The cells of the first table after a heading, row by row."""
     behind = page.split(f"<h2>{heading}</h2>")[1].split("</table>")[0]
     rows = re.findall(r"<tr>(.*?)</tr>", behind, re.S)
     cells = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in rows)
@@ -98,10 +98,10 @@ def write(
     stop_s: float = 0.0,
     lost: int = 0,
 ) -> Path:
-    """A run that is finished, written at once: its lives end by the loss of a rank.
+    """Write a finished run at once. Its lives end by the loss of a rank.
 
-    odd: a text that stands wherever a run may have any. stop_s: the first gap is a stop so long.
-    lost: the others go on without the last rank after this step.
+    odd: a text that is put wherever a run may have any. stop_s: the first gap is a stop so long.
+    lost: after this step the others continue without the last rank.
     """
     run.mkdir(parents=True)
     numbers, now, chain, step = random.Random(7), BEGAN, 0, 0

@@ -1,4 +1,4 @@
-"""Datasets that are not as `gptddp prepare` writes them."""
+"""Datasets that differ from those that `gptddp prepare` writes."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from gptddp.data.dataset import Dataset, open_dataset
 
 
 def rewrite(dataset: Dataset, out: Path, rows: int, compression: str = "zstd") -> Dataset:
-    """The same documents in the same files, but row groups of `rows` documents, compressed so."""
+    """The same documents in the same files, but in row groups of `rows`, with this compression."""
     shutil.copytree(dataset.dir, out)
     manifest = json.loads((out / "dataset.json").read_text())
     for split in manifest["splits"].values():

@@ -1,4 +1,4 @@
-"""Are two runs the same to the last bit? What every fault test ends with."""
+"""Checks that two runs are the same to the last bit, as every fault test does at its end."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,13 +7,13 @@ from gptddp.checkpoint.load import load_newest
 from gptddp.run.history import history
 from gptddp.run.lines import Line
 
-# Of a line all but times, speeds and the number of ranks.
+# The fields of a line, except times, speeds and the number of ranks.
 FIELDS = ("step", "loss", "grad_norm", "lr", "tokens", "batch_fp", "chain_fp")
-SOME = ("val_loss", "val_bpb", "state_fp")  # of some steps
+SOME = ("val_loss", "val_bpb", "state_fp")  # fields of some steps
 
 
 def check_same_lines(lines: Sequence[Line], wanted: Sequence[Line]) -> None:
-    """Every step is there once, of the same rows and numbers."""
+    """Assert that every step is there once, with the same rows and numbers."""
     assert [line["step"] for line in lines] == list(range(1, len(wanted) + 1))
     for line, other in zip(lines, wanted, strict=True):
         keys = [*FIELDS, *(key for key in SOME if key in line and key in other)]
@@ -21,7 +21,7 @@ def check_same_lines(lines: Sequence[Line], wanted: Sequence[Line]) -> None:
 
 
 def check_same_bits(run: Path, undisturbed: Path) -> None:
-    """The lines of the log are the same, and the last state has the same bytes."""
+    """Assert that the lines of the log are the same, and the last state has the same bytes."""
     wanted = list(history(undisturbed))
     check_same_lines(list(history(run)), wanted)
     newest, last = (load_newest(it, set_aside=False) for it in (run, undisturbed))

@@ -28,7 +28,7 @@ def server_with_texts(folder):
 
 
 def run_pods(api, message="", log=(), **state):
-    """Every Job that is created gets a pod that has ended with this state, and ends with it."""
+    """Give every new Job a pod that has ended with this state, and end the Job with it."""
 
     def ended(body):
         name = body["metadata"]["name"]

@@ -20,11 +20,11 @@ from gptddp.training import end, life, worlds
 
 PLACES = [
     (worlds.Worlds, "_form", "form"),  # a world is about to be formed
-    (worlds, "compare", "join"),  # it is; who has just come has no state
+    (worlds, "compare", "join"),  # a world is formed; a joiner has no state yet
     (RunLog, "sync", "commit"),  # a checkpoint is written and not yet renamed
-    (RunLog, "sync", "save"),  # then too: its worker alone is killed
+    (RunLog, "sync", "save"),  # the same place, but only the worker is killed
     (end.Ending, "run", "end"),  # after the last step, before its checkpoint
-    (end.Ending, "_record", "finish"),  # that is committed, and the run is not yet called finished
+    (end.Ending, "_record", "finish"),  # then it is committed, but the run not yet marked finished
 ]
 BUSY_S = 10
 blocks.RETRY_S = (0.01,)
@@ -44,11 +44,11 @@ def obey(place: str) -> None:
     except FileNotFoundError:
         return
     if place == "busy":
-        ctypes.PyDLL(None).usleep(BUSY_S * 1_000_000)  # with the GIL
+        ctypes.PyDLL(None).usleep(BUSY_S * 1_000_000)  # it holds the GIL
         return
     if place == "save":
         os.kill(os.getpid(), signal.SIGKILL)
-    hog = [bytearray(1 << 24) for _ in range(500 * (place == "eat"))]  # the kernel is to end this
+    hog = [bytearray(1 << 24) for _ in range(500 * (place == "eat"))]  # for the kernel's OOM killer
     launcher = multiprocessing.parent_process()
     assert launcher and launcher.pid
     os.kill(launcher.pid, signal.SIGKILL)

@@ -13,14 +13,14 @@ import time
 
 from support.paths import ROOT
 
-# In a session of its own: the terminal is to be the one that Ctrl-C comes from.
+# Make the terminal the one of the process's new session, so that Ctrl-C there reaches it.
 BEGIN = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
 K8S = BEGIN + "from gptddp.k8s import main; main()"
 GPTDDP = BEGIN + "from gptddp.cli import cli; cli()"
 
 
 class Terminal:
-    """Runs `code` with these arguments; `seen` is what it has written and nobody has taken."""
+    """Runs `code` with these arguments; `seen` is its output that `until` has not taken."""
 
     def __init__(self, code: str, *args: str, rows: int = 30, columns: int = 90, **env: str):
         self.fd, end = pty.openpty()
@@ -36,14 +36,14 @@ class Terminal:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def until(self, text: str, timeout_s: float = 60.0) -> str:
-        """What it has written up to a match of this pattern, which is taken off."""
+        """Wait for a match of this pattern, and take it off; return the output before it."""
         end = time.monotonic() + timeout_s
         while not (found := re.search(text, self.seen)):
             assert time.monotonic() < end, self.seen[-2000:]
             if select.select([self.fd], [], [], 0.1)[0]:
                 try:
                     self.seen += os.read(self.fd, 1 << 16).decode(errors="replace")
-                except OSError:  # it has ended
+                except OSError:  # the process has ended
                     assert re.search(text, self.seen), self.seen[-2000:]
         before, self.seen = self.seen[: found.start()], self.seen[found.end() :]
         return before
@@ -57,6 +57,6 @@ class Terminal:
 
 
 def drawn(text: str) -> list[str]:
-    """What the last line of the terminal was, one drawing after the other, without escapes."""
+    """The successive contents of the terminal's last line, without escapes."""
     parts = re.sub(r"\x1b\[(?!2K)[?\d;]*[A-Za-z]", "", text).split("\r\x1b[2K")
     return [part.splitlines()[-1] for part in parts if part]

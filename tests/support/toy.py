@@ -8,8 +8,8 @@ import pytest
 
 from gptddp.distributed.watchdog import STOPS
 
-# A model of 30 k parameters: a step of 8 rows takes milliseconds. One thread wherever it runs, as
-# the bits depend on their number.
+# A model of 30 k parameters: a step of 8 rows takes milliseconds. It has one thread
+# everywhere, as the bits depend on the number of threads.
 SMALL = [
     *("--n-layer", "2", "--n-head", "2", "--n-embd", "32", "--seq-len", "32"),
     *("--lanes", "8", "--batch", "8", "--micro-batch", "2", "--warmup-steps", "2"),
@@ -17,7 +17,7 @@ SMALL = [
     *("--cache-dir", "none", "--threads", "1"),
 ]
 
-# In SMALL's shape, what is a model of transformers: its model_type, and the flags.
+# Models of transformers in SMALL's shape: model_type, and the flags.
 _MODERN = ["--preset", "modern-tiny", "--kv-heads", "1"]
 LAYOUTS = {
     "tied": ("qwen3", _MODERN),

@@ -30,7 +30,7 @@ STEP_S = 0.05
 
 
 class Member:
-    """This worker in the mesh; `world` is the members of the newest view that it is in, by rank."""
+    """This worker in the mesh; `world` has the members of the newest view with it, by rank."""
 
     def __init__(self) -> None:
         link = socket.socket(socket.AF_UNIX)
@@ -62,7 +62,7 @@ class Member:
 
 
 def ordered(order: str, run_dir: Path) -> bool:
-    """Is there this order for this pod? Takes it away."""
+    """Is there this order for this pod? Removes it."""
     path = run_dir / f"{os.environ.get('POD_NAME')}.{order}"
     found = path.exists()
     path.unlink(missing_ok=True)

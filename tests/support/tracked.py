@@ -1,4 +1,4 @@
-"""What a tracker has of a run, read back from its files or its server: (step, values) in order."""
+"""Reads a run back from a tracker's files or server: (step, values) in order."""
 
 import json
 import os
@@ -13,7 +13,7 @@ _BLOCK = 32 << 10
 
 
 def of_tensorboard(run: Path, name: str) -> Steps:
-    """As TensorBoard loads the folder, each tag for itself."""
+    """The steps as TensorBoard loads them from the folder, tag by tag."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     if not (folder := run / "tensorboard" / name).exists():
@@ -30,7 +30,7 @@ def of_tensorboard(run: Path, name: str) -> Steps:
 
 
 def of_wandb(run: Path, name: str) -> Steps:
-    """From the files that `wandb sync` would upload."""
+    """The steps in the files that `wandb sync` would upload."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     found = []
@@ -45,8 +45,8 @@ def of_wandb(run: Path, name: str) -> Steps:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """The records of a file of wandb's, which is a log of LevelDB: in blocks, and each part of a
-    record has its checksum, size and kind (1: all of it, 4: the last part) before it.
+    """The records of a wandb file, which is a LevelDB log. It has blocks; before each part of a
+    record come its checksum, size and kind (1: the whole record, 4: its last part).
     """
     at, whole = 7, b""
     while at + 7 <= len(data):
@@ -54,7 +54,7 @@ def _records(data: bytes) -> Iterator[bytes]:
             at += left
             continue
         size, kind = struct.unpack_from("<HB", data, at + 4)
-        if at + 7 + size > len(data):  # it is being written, or was torn by a kill
+        if at + 7 + size > len(data):  # the record is being written, or was torn by a kill
             return
         whole += data[at + 7 : at + 7 + size]
         at += 7 + size
@@ -64,12 +64,12 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 
 def of_trackio(run: Path, name: str) -> Steps:
-    """From the database of the server, or of this machine: that in TRACKIO_DIR."""
+    """The steps in the database of TRACKIO_DIR, of the server or of this machine."""
     import sqlite3
 
     found: list[Any] = []
     for path in Path(os.environ["TRACKIO_DIR"]).glob("*.db"):
-        # it may be in the making
+        # the database may be incomplete yet
         with suppress(sqlite3.OperationalError), sqlite3.connect(path) as base:
             query = "SELECT step, metrics FROM metrics WHERE run_name = ? ORDER BY id"
             found += base.execute(query, (name,)).fetchall()

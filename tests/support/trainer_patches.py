@@ -10,7 +10,7 @@ from support.paths import ROOT
 from gptddp.errors import LifeLost
 from gptddp.training import life
 
-# What the code of a test may use, beside all that gptddp.train has.
+# Names for the code of a test, beside those of gptddp.train.
 HELPERS = """
 import os, signal, time
 from pathlib import Path

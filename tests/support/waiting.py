@@ -1,11 +1,11 @@
-"""Waiting for the thing itself, with a limit."""
+"""Waits for an event, with a time limit."""
 
 import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE_S = 90  # a machine with other work, where Python compiles every module it imports
+PATIENCE_S = 90  # for a busy machine, where Python compiles every module that it imports
 
 
 def until(
@@ -16,9 +16,9 @@ def until(
     poll_s: float = 0.02,
     why: Callable[[], Any] = str,
 ) -> Any:
-    """The first true value; what is not there yet, or not whole, is read again.
+    """Wait for the first true value. A file that is missing or incomplete is read again.
 
-    AssertionError with what `why` says, where it has not come true in time.
+    AssertionError with the text of `why`, if it does not come in time.
     """
     end = time.monotonic() + timeout_s
     while True:

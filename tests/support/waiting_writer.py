@@ -4,19 +4,19 @@ from gptddp.checkpoint import saver, writer
 
 
 def _save_here(writer, request):
-    """What the saver does, in the writer's thread."""
+    """Do what the saver does, in the writer's thread."""
     data = writer._staging.buffer.numpy().data[: request["nbytes"]]
     saver.save(request, data, lambda: writer.before_commit())
 
 
 def save_in_this_process(setattr=setattr) -> None:
-    """Where its disk fails by patches of this process."""
+    """Let writers save in this process, whose patches let its disk fail."""
     setattr(writer.Writer, "_start", lambda *_: None)
     setattr(writer.Writer, "_save", _save_here)
 
 
 class Writer(writer.Writer):
-    """`save` is `submit`, and the wait for its commit, which is done in this process."""
+    """A writer whose `save` submits, and waits for the commit, which is done in this process."""
 
     _save = _save_here
 
@@ -24,7 +24,7 @@ class Writer(writer.Writer):
         pass
 
     def save(self, step, tensors, meta) -> writer.Saved:
-        """The result; a step that is committed already is not saved again."""
+        """Save, and return the result. A step that is committed already is not saved again."""
         self.wait()
         if not self.submit(step, tensors, meta):
             return writer.Saved(step, str(self.parent), 0, 0.0, 0.0, None)

@@ -26,7 +26,7 @@ api_server.PLURALS.update(KINDS)
 api_server.SHAPES.update({plural: kind for kind, plural in KINDS.items()})
 
 
-NO_ANSWER, LOST_ANSWER = "no answer", "lost answer"  # not done; done, and nobody is told
+NO_ANSWER, LOST_ANSWER = "no answer", "lost answer"  # not done; done, but not answered
 
 
 class _Handler(api_server._Handler):
@@ -95,7 +95,7 @@ class _Handler(api_server._Handler):
             self._json(200, live)
 
     def _apply(self, live, body, plural):
-        """What an earlier call has set, and this one leaves out, goes."""
+        """Fields that an earlier call has set, and this one leaves out, are removed."""
         key = plural, body["metadata"]["name"]
         if live is None:
             if f"POST {plural}" in self.api.forbidden:
@@ -127,7 +127,7 @@ class _Handler(api_server._Handler):
             self._json(200, {"kind": "Status", "status": "Success"})
 
     def _allowed(self, what):
-        """Count a write; the one at which the client is to be cut off gets no answer."""
+        """Count a write. The write at which the client is cut off is not done."""
         if len(self.api.writes) == self.api.cut_at:
             self._status(503, "cut off")
             return False
@@ -151,15 +151,15 @@ class WriteAPI(api_server.FakeAPI):
 
     def __init__(self, folder):
         self.writes, self.refuse, self.created, self.cut_at = [], {}, {}, None
-        self.applied = {}  # what was sent last of an object that is applied
-        self.dry_runs = []  # what the server was asked about, and not to create
+        self.applied = {}  # the newest body of each applied object
+        self.dry_runs = []  # the bodies of dry runs
         self.secrets_are_hidden = False
-        self.webhook = lambda body: ""  # why an object is refused
+        self.webhook = lambda body: ""  # returns why an object is refused
         self.fault, self.forbidden, self.requests = None, set(), []
         super().__init__(folder)
 
     def next_fault(self, method, path):
-        """What is to happen to this request; None if it is to be answered."""
+        """The fault of this request; None if it is answered."""
         parts = path.split("?")[0].split("/")
         kinds = [part for part in parts if part in api_server.SHAPES]
         self.requests.append(f"{method} {[*parts[-1:], *kinds][-1]}")
@@ -174,14 +174,14 @@ class WriteAPI(api_server.FakeAPI):
         return CliRunner().invoke(cli, args, prog_name="gptddp-k8s", input=stdin)
 
     def collect(self, name):
-        """The pods of a Job go with it."""
+        """Delete the pods of a Job that is deleted."""
         for key, obj in list(self.objects.items()):
             labels = obj["metadata"].get("labels") or {}
             if labels.get("batch.kubernetes.io/job-name") == name:
                 del self.objects[key]
 
     def collect_garbage(self):
-        """What the objects of a job that is gone have for an owner: they go too."""
+        """Delete the objects whose owner is gone."""
         uids = {obj["metadata"].get("uid") for obj in self.objects.values()}
         for key, obj in list(self.objects.items()):
             owners = obj["metadata"].get("ownerReferences") or []
@@ -189,7 +189,7 @@ class WriteAPI(api_server.FakeAPI):
                 del self.objects[key]
 
     def all(self):
-        """(kind, name) of everything but what a test put in as claims."""
+        """(kind, name) of all objects except claims."""
         found = [(o["kind"], o["metadata"]["name"]) for o in self.objects.values()]
         return [it for it in found if it[0] != "PersistentVolumeClaim"]
 
@@ -204,25 +204,25 @@ def job(api):
 
 
 def end(api, kind):
-    """The job `demo` has this condition alone, as when it has ended."""
+    """Give the job `demo` only this condition, as when it has ended."""
     job(api)["status"] = {"conditions": [{"type": kind, "status": "True"}]}
 
 
 def put_claims(api, *more):
-    """The claims that a job needs, and more."""
+    """Create the claims that a job needs, and more."""
     for claim in ("data", "runs", *more):
         spec = {"accessModes": ["ReadWriteMany"]}
         api.put({"kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": spec})
 
 
 def _encode(obj, patch=None):
-    """As a server does for a Secret: what is given as stringData is in data."""
+    """Copy stringData of a Secret into its data, as a server does."""
     for name, text in ((patch or obj).get("stringData") or {}).items():
         obj.setdefault("data", {})[name] = base64.b64encode(text.encode()).decode()
 
 
 def _remove(live, before, now):
-    """Fields that were applied before, and are not any more."""
+    """Remove the fields that were applied before and are not now."""
     for key, value in before.items():
         if key not in now:
             live.pop(key, None)

@@ -125,7 +125,7 @@ def test_a_new_rank_0_takes_the_tracker_over(tracker, corpus, tmp_path):
 
 @pytest.fixture(params=["refuses", "hangs"])
 def away(request, monkeypatch):
-    """An address where nobody listens, or a server that never answers."""
+    """An address without a server, or a server that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listens:
         port = listens.getsockname()[1] if request.param == "hangs" else free_port()
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
@@ -140,8 +140,8 @@ def away(request, monkeypatch):
 def test_an_unavailable_tracker_gets_all_steps_later(
     tracker, away, corpus, tmp_path, monkeypatch, request
 ):
-    """The run ends with the same bits and warns once, or once more at its end; so does `gptddp
-    track`, which sends all steps once the tracker is available."""
+    """The run ends with the same bits, and warns once, or once more at its end. `gptddp track`
+    fails, but sends all steps once the tracker is available."""
     run = tmp_path / "run"
     flags = [*SMALL, *RATE, "--data", str(corpus), "--run-dir", str(run), "--track", tracker]
     flags += ["--checkpoint-every", "0.5", "--eval-every", "1000000", "--steps", "300"]
@@ -162,7 +162,7 @@ def test_an_unavailable_tracker_gets_all_steps_later(
 def test_tensorboard_has_each_step_once_whatever_the_names_of_its_files(
     corpus, tmp_path, train_here
 ):
-    """A folder with brackets in its name; a file of a machine whose clock was years ahead."""
+    """Each step is there once if the folder has brackets, or a file's clock was years ahead."""
     run = tmp_path / "a[1]"
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(run)]
     for steps in ("4", "6", "8"):
