@@ -81,7 +81,7 @@ def test_splits_of_a_folder_are_kept(tmp_path: Path, in_folders: bool) -> None:
 
 
 def test_a_test_file_without_train_files_is_training_text(books: Path, tmp_path: Path) -> None:
-    """Without files named train, a `test.txt` is training text. Files given by name are no splits."""
+    """Without files named train, `test.txt` is training text. Files given by name are no splits."""
     (books / "test.txt").write_text("a text about tests")
     (books / "more" / "train.py").write_text("source code")
     assert len(all_texts(prepare([books], tmp_path / "out", BYTES))) == 42
