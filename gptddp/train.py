@@ -62,8 +62,8 @@ def steps(life: Life, ddp: DDP, optimizer: Optimizer, sums: Sums) -> None:
     """All ranks: do the remaining steps, as long as the world lasts."""
     c, world = life.config, life.world
     optimizer.zero_grad()  # an interrupted step may have left gradients
-    # the previous life or world may have ended after a step, but before its evaluation, or its
-    # comparison of the replicas
+    # the previous life or world may have ended after a step, but before its evaluation or its
+    # comparison of the replicas: then do them now
     life.complete_line()  # all ranks
     while life.goes_on:
         batch = life.next_batch()
@@ -107,7 +107,7 @@ def forward_backward(
     forward pass too: there DDP decides whether the backward pass synchronises.
     """
     first_slot = lanes.owned(world.rank, world.world_size, c.lanes).start
-    factor = sums.begin(targets)
+    factor = sums.begin(targets)  # of each loss
     while True:  # exact sums try again if a gradient was too large for its grid
         for part in of_step(batch, step, first_slot, c, world.device):
             if c.dropout:
@@ -118,7 +118,7 @@ def forward_backward(
                 sums.took(part.slot, nats)
                 (nats * factor).backward()  # all ranks, in each rank's last micro-batch
             if part.ends_slot and not part.ends_step:
-                sums.close(part.slot)
+                sums.close(part.slot)  # DDP's hook does this for the last slot
         if (total := sums.finish()) is not None:  # all ranks
             return total
 

@@ -20,14 +20,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from gptddp.errors import LifeLost, LostPeer, visible
 
-SILENT_S = 4.0  # of the listener's own running time, until an agent counts as lost
+SILENT_S = 4.0  # of the listener's own running time, until a silent launcher counts as lost
 ATTACH_S = 30.0  # for the launcher's first message
 # reasons of an orderly leave, after a collective by which the others know it
 TOLD, AT_END = IN_ORDER = "told to stop", "the run has come to its end"
-# A member that has left so, or is at the next view, may have completed the last collective of this
-# view. Then the others complete it too, and gloo must not be cut at its end.
+# Delay of a cut of gloo's connections, after a member has left so or has arrived at the next view.
+# It may have completed the last collective of this view, and in this time the others do so too.
 ARRIVED_S = 1.0
-AT = "at"  # key of a post: [number of the view at which its member has arrived, ...]
+AT = "at"  # key of a post (see `post`): [number of the view at which its member is, ...]
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class Members:
         self.on_news: Callable[[], None] = lambda: None
         self._pod = pod
         self._changed = threading.Condition(threading.RLock())
-        self._looks_again = False  # a thread will, soon
+        self._looks_again = False  # a thread waits to call `on_news` again
         self._sending = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -184,7 +184,7 @@ class Members:
         return late and self._posts.get(member, {}).get(AT, [0])[0] > number
 
     def _is_missed(self, member: str) -> bool:
-        """Is this member, in no view any more, missed: not just left in order?"""
+        """Is this member missed? One that has left in order is, ARRIVED_S later."""
         return time.monotonic() >= self._left.get(member, -math.inf) + ARRIVED_S
 
     def has_news(self, view: View) -> bool:
@@ -235,7 +235,7 @@ class Members:
         if kind == "settings":
             self.least, self.most = about["least"], about["most"]
         elif not self.least:
-            pass  # for the member that this process was before
+            pass  # a message for the member that this process was before `rejoin`
         elif kind == "view":
             members = tuple(Member(it["id"], it["pod"]) for it in about["members"])
             gone = tuple(Gone(it["id"], it["pod"], it["how"]) for it in about["gone"])

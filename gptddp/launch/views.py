@@ -5,9 +5,9 @@ every other agent. The leader, the first living member of the last view, propose
 commits the proposal once every member has accepted it, and every member takes the view from a row.
 
 - Proof of a loss: the agent is dead, or reports that its worker ended, left, is stopped or does not
-  join. Silence of SILENT_S is no proof: then more than half of the members not proven lost must be
-  in the next view. This holds for the last view, and for each proposal accepted by any agent since,
-  which may have been committed. Where it fails, the leader's worker must hold the lease first.
+  join. Silence of SILENT_S is no proof: then the next view needs more than half of the members of
+  the last view that are not proven lost. The same holds for each proposal that an agent has
+  accepted since: it may be committed. With fewer, the leader's worker must take the lease first.
 - An agent accepts ascending numbers only: of two views of one number only one has a majority.
 - A first view needs no majority: its rank 0 takes the lease. Of two worlds that meet, the one that
   trains stays; of two views of one world, the higher number. A worker not in it is *out*.
@@ -26,7 +26,7 @@ FORGOTTEN_S = 15.0  # of silence, until a world counts as ended: longer than a l
 CALM_S = 2.0  # without changes, until a first view may be smaller than the job asks for
 STARTING_S = 60.0  # limit of a first view's wait for workers that are not ready yet
 UNFIT = {"stopped": "its process is stopped", "late": "it was admitted and did not join"}
-KEPT = 32  # newest ends of agents and of workers, plus the number of the job's workers
+KEPT = 32  # ends of agents and of workers to keep, besides one for each worker of the job
 
 
 def ids(view: Json | None) -> list[str]:
@@ -76,7 +76,7 @@ class Views:
             "ended": {},  # how earlier workers ended, by id
             "dead": {},  # how other agents ended
             "view": None,  # the newest view with a worker of this agent
-            "accepted": [],  # proposals since
+            "accepted": [],  # proposals that this agent has accepted since
             "proposal": None,
             "broken": 0,  # the number of a view that fails, even without a known loss
             "hears": [],  # agents
@@ -109,7 +109,7 @@ class Views:
         self.rows[agent] = row
         self._note(row)
         self._silent_s[agent] = 0.0
-        # deaths of others would be repeated for ever: agents forget ends in different orders
+        # not others: agents forget deaths in different orders, and would repeat them for ever
         views = [self.row["view"], *self._known.values()]
         needed = {member["agent"] for view in filter(None, views) for member in view["members"]}
         for dead in row["dead"].keys() & (self.rows.keys() | needed):
@@ -169,11 +169,11 @@ class Views:
     def question(self) -> Json | None:
         """The lease that the own worker must take, for a proposal that lacks nothing else."""
         mine, how = self.row["proposal"], self._needed()
-        is_due = how == "tie" or self._minor_s >= CALM_S  # a member found again may be out
+        is_due = how == "tie" or self._minor_s >= CALM_S  # until then it may learn that it is out
         return {"number": mine["number"], "how": how} if how and is_due else None
 
     def _needed(self) -> str | None:
-        """Why the own proposal needs the lease; None until all members have accepted it."""
+        """Why the own proposal needs the lease, or ""; None until all members have accepted it."""
         mine = self.row["proposal"]
         rows = [self.rows.get(member["agent"]) for member in mine["members"]] if mine else [None]
         if not all(row and key(mine) in map(key, row["accepted"]) for row in rows):
@@ -297,7 +297,7 @@ class Views:
         return {"id": member["id"], "pod": member["pod"], "agent": row["agent"]}
 
     def _gone(self, stay: list[str]) -> list[Json]:
-        """Members lost at this view, and why; and earlier losses, unseen by some agents."""
+        """Members lost at this view, and why; and earlier losses that some agents may not know."""
         gone = list(self.row["view"]["gone"]) if self.row["view"] else []
         for member in [m for m in self._members() if m["id"] not in stay]:
             silent_s = self._silent_s[member["agent"]]

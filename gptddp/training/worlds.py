@@ -6,7 +6,8 @@ each rank takes the newest view, and all compare their states. The state of the 
 A rank with another step, or a new rank without a state, gets it from a rank that has it. The
 interrupted step is done again, with the same rows.
 
-Without gptddp's launcher a life has one world, and a lost peer ends the life.
+Without gptddp's launcher a life has one world (`is_static`), and a lost peer ends the life. The
+*records* are ledger, log and lease, which rank 0 holds.
 """
 
 import logging
@@ -32,11 +33,11 @@ from gptddp.training.parts import LifeParts
 from gptddp.training.takeover import Proof, Takeover
 
 _POLL_S = 0.25
-_GONE_S = 5.0  # without a world: the launcher may still rejoin the others
-_BROKEN_S = 1.0  # without a report of a loss: only the connections have failed
-_ALL_S = 1.0  # after a request to stop, until all ranks have one, as at the end of a job
-# After a rank is asked to stop: limit of its wait for a view, in which its state may be saved. In a
-# tie no view is formed before the lease has expired.
+_GONE_S = 5.0  # until a joiner gives up, while its launcher does not hear of a world
+_BROKEN_S = 1.0  # after a failed collective: no loss is reported, so only connections have failed
+_ALL_S = 1.0  # after a request to stop: if all ranks are asked, all have the request by then
+# Limit of a wait for the next view, after a request to stop: in that view the state may be saved.
+# In a tie the view may have to wait until the lease expires.
 _STOPS_S = EXPIRY_S + 8.0
 ALONE_S = 3.0  # between two saves while only one pod has the state
 
@@ -58,9 +59,9 @@ class Worlds:
         self._ids: list[str] = view.ids if view else []  # of the last world entered, by rank
         self._how: dict[str, str] = {}  # how each member was lost since then
         self._noticed: float | None = None  # monotonic: when the end of the world was noticed
-        self._proof: Proof | None = None
+        self._proof: Proof | None = None  # the claim to the lease that the launcher asks for
         self._lease: Lease | None = None  # taken as the proof for a view
-        self._pods: list[str] = list(self._world.pods)  # of `_ids`
+        self._pods: list[str] = list(self._world.pods)  # the pods of `_ids`
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -83,7 +84,7 @@ class Worlds:
         return True
 
     def _is_entered(self) -> bool:
-        """Enter the newest world; False if that world is over before."""
+        """Enter the newest world; False if that world ends meanwhile."""
         life = self._life
         try:
             moved = self.ends or not life.live.is_whole  # the second: this rank has just joined
@@ -153,7 +154,7 @@ class Worlds:
                 members.broken(self._world.view)
 
     def _prove(self, asked: LeaseAsked) -> Proof:
-        """A new proof. A minority gives up the records, and a takeover of them."""
+        """A new proof. In a minority, rank 0 gives up the records, or its takeover of them."""
         if asked.how != "tie":
             if self.takeover:
                 self.takeover.give_up()
@@ -224,7 +225,7 @@ class Worlds:
             self.takeover.events.append(event)
 
     def _take_over(self, event: dict[str, Any], view: View) -> None:
-        """All ranks keep the end of the old rank 0; the present rank 0 takes over its records."""
+        """All ranks keep the old rank 0's `end` event; the new rank 0 takes over the records."""
         life = self._life
         end = {it: event[it] for it in ("time", "generation", "step", "at", "phases", "since_s")}
         lost = moves.lost(event) or "rank 0 gave up the run, because it had no majority"
@@ -287,7 +288,7 @@ class Worlds:
         return members is not None and view is not None and members.has_news(view)
 
     def stops(self) -> tuple[bool, bool]:
-        """Was this rank asked to stop? And so long ago that a stop of all has reached all?"""
+        """Was this rank asked to stop? And so long ago that all ranks know, if all were asked?"""
         stop = self._life.stop
         return stop.asked, stop.asked and (self._world.is_static or stop.waited_s > _ALL_S)
 

@@ -54,7 +54,7 @@ KILLS = [
     (4, pods, "rank 0's pod killed, replaced at once", RETRY, 0),
     (35, launcher, "only a pod's launcher killed", "the kernel ends its worker; " + RETRY, 3),
     (8, pods, "a pod killed, 50 ms later rank 0's pod", RETRY, 2, 0),
-    (8, in_re_form, "the re-form's leader killed", RETRY, 3, 0),
+    (8, in_re_form, "rank 0's pod killed during the re-form", RETRY, 3, 0),
     (8, at_the_join, "a pod killed, and its joining successor", RETRY, 2),
 ]
 LIKE_OTHERS = [
@@ -102,7 +102,7 @@ def test_a_successor_may_come_later(job, strike, which, back_s):
     with strike(job, *gone, which, stays=True, number=2):
         job.kill(which, back_s=math.inf)
     job.wait(back_s)
-    back = f"{name} is back after {back_s} s", "joins; seconds until it trains"
+    back = f"{name} is back after {back_s} s", "joins; seconds from its start"
     with strike(job, *back, before=3, world=4):
         job.bring_back(which)
 

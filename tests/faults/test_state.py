@@ -123,7 +123,7 @@ def test_a_save_outlives_its_worker(saving, strike):
     """Rank 0 is killed during a save: the saver of its pod commits it."""
     saving.steady()
     which, what = saving.by_rank(0), "rank 0's worker killed during a commit"
-    with strike(saving, what, "its saver commits; retry", which):
+    with strike(saving, what, "the checkpoint is committed; retry", which):
         saving.until(saving.order(which, "save").exists)
         saving.began = time.time()
     assert "is saved, after the end of its rank 0" in saving.pods[which].log.read_text()
