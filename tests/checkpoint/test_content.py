@@ -72,7 +72,7 @@ def test_an_unusable_manifest_is_skipped_and_named(tmp_path, caplog):
 
 
 def test_a_run_continues_from_the_newest_usable_checkpoint(run, tmp_path, caplog):
-    """A warning names the field of the unusable one."""
+    """The run skips the unusable checkpoint, and a warning names the field."""
     for steps in ("2", "3"):
         assert run("--steps", steps) == 0
     path = tmp_path / "run/checkpoints/step-000000000003.2"

@@ -63,7 +63,7 @@ BOOKS = {
 
 @pytest.mark.parametrize("harm", BOOKS)
 def test_a_run_whose_checkpoints_are_gone_is_refused(run, root, capsys, harm):
-    """Exit code 4, with the recorded names and the fix; nothing is trained."""
+    """The exit code is 4, the error has the recorded names and the fix, and nothing is trained."""
     log = root.with_name("log.3.jsonl").read_bytes()
     harm(root)
     assert run("--steps", "8") == 4
@@ -76,8 +76,8 @@ def test_a_run_whose_checkpoints_are_gone_is_refused(run, root, capsys, harm):
 
 
 def test_from_scratch_begins_at_step_0_again(run, root, tmp_path, caplog):
-    """It counts for one start: the run does not record it, and the next life, which has not saved
-    yet, does not miss the discarded checkpoints."""
+    """The flag counts for one start: the run does not record it, and the next life does not miss
+    the discarded checkpoints, although none has been saved since."""
     move_away(root)
     lose_a_peer(run, "--steps", "8", "--from-scratch")
     assert "as --from-scratch says" in caplog.text
@@ -87,7 +87,7 @@ def test_from_scratch_begins_at_step_0_again(run, root, tmp_path, caplog):
 
 
 def test_from_scratch_discards_no_existing_checkpoint(run, root, tmp_path):
-    """With a checkpoint the run resumes from it."""
+    """If a checkpoint exists, the run resumes from it."""
     assert run("--steps", "8", "--from-scratch") == 0
     assert sources(tmp_path / "run")[-1] == "step-000000000006.3"
 
@@ -126,7 +126,7 @@ def test_from_scratch_counts_for_one_start(run, root, tmp_path, capsys, monkeypa
 
 
 def test_a_run_from_scratch_is_not_finished(run, root, tmp_path):
-    """The old end of the run ends no job, neither at the start nor later."""
+    """The recorded end of the discarded run ends no job, neither at the start nor later."""
     asked = Config(run_dir=str(tmp_path / "run"), steps=6)
     again = dataclasses.replace(asked, from_scratch=True)
     assert why_finished(asked) and why_finished(again)
@@ -137,15 +137,15 @@ def test_a_run_from_scratch_is_not_finished(run, root, tmp_path):
 
 
 def test_resuming_from_an_older_checkpoint_is_reported(run, root, caplog):
-    """If the newest commit is missing, a warning has its name and the checkpoint that is used."""
+    """If the newest commit is missing, a warning names it and the checkpoint that is used."""
     shutil.rmtree(root / "step-000000000006.3")
     lose_a_peer(run, "--steps", "20")
     lacks, goes_on = "lacks step-000000000006.3", "which the ledger has: the run resumes from"
     assert f"{lacks}, {goes_on} step-000000000004.2, step 4" in caplog.text
 
 
-def test_pruned_checkpoints_are_not_missed(run, root, caplog):
-    """Nor is a checkpoint that was set aside, which has another warning."""
+def test_pruned_checkpoints_are_not_reported_as_missing(run, root, caplog):
+    """A pruned checkpoint gives no warning; one that was set aside gives only its own warning."""
     assert run("--steps", "8", "--keep", "1") == 0
     assert len([name for name in os.listdir(root) if name.startswith("step")]) == 1
     assert run("--steps", "10", "--keep", "3") == 0
@@ -157,9 +157,9 @@ def test_pruned_checkpoints_are_not_missed(run, root, caplog):
 
 
 def test_an_older_ledger_does_not_end_a_run(run, root, caplog):
-    """The ledger has the end of the first life, which ended the run then, and only that life's
-    checkpoint. The run continues from a later one; nothing is missing, and no end of the first life
-    is invented. Without checkpoints the run is refused."""
+    """If an old backup of the ledger ends with the first life, the run continues from a newer
+    checkpoint without a warning, and adds no end of that life. Without checkpoints the run is
+    refused."""
     ledger = root.with_name("ledger.jsonl")
     lines = ledger.read_text().splitlines(keepends=True)
     stop = next(i for i, line in enumerate(lines) if '"event": "stop"' in line)
@@ -183,8 +183,8 @@ def test_a_folder_that_comes_back_is_waited_for(run, root, tmp_path, monkeypatch
     assert sources(tmp_path / "run")[-1] == "step-000000000006.3"
 
 
-def test_a_name_that_the_folder_does_not_list_is_asked_for(run, root, tmp_path, monkeypatch):
-    """A network file system may list a folder as it was, but it looks up a single name again."""
+def test_a_checkpoint_missing_from_the_listing_is_looked_up(run, root, tmp_path, monkeypatch):
+    """If a network file system lists an old state of the folder, the recorded name is looked up."""
     listdir = os.listdir
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", lambda path: listdir(path) if Path(path) != root else [])
@@ -193,7 +193,7 @@ def test_a_name_that_the_folder_does_not_list_is_asked_for(run, root, tmp_path, 
 
 
 def test_a_run_that_was_never_saved_begins_again(run, tmp_path, caplog):
-    """If all pods were killed before the first commit, nothing is missing."""
+    """If all pods are killed before the first commit, the log says how many steps are repeated."""
     lose_a_peer(run, "--steps", "8")
     assert run("--steps", "8") == 0
     assert sources(tmp_path / "run") == ["scratch", "scratch"]

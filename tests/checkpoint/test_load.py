@@ -68,8 +68,8 @@ def _bytes(tensor):
     return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-def test_nothing_to_load(tmp_path):
-    """None for a new run, an empty checkpoint directory, or one with only foreign names."""
+def test_a_run_without_checkpoints_has_nothing_to_load(tmp_path):
+    """`load_newest` gives None for a new run, and for an empty folder or one with foreign names."""
     assert load_newest(tmp_path / "absent") is None
     root = tmp_path / "checkpoints"
     for foreign in (".tmp/step-000000000009.1.ab", ".trash/step-000000000009.1", "notes", "step-9"):
@@ -155,7 +155,7 @@ def test_a_thousand_damages_are_found(tmp_path, small_chunks, caplog):
 
 
 @pytest.mark.parametrize("forge", ["empty", "file", "loop", "dangling", "copy", "garbage"])
-def test_forged_newest_is_passed_over(tmp_path, forge):
+def test_a_forged_newest_checkpoint_is_skipped(tmp_path, forge):
     """A file or folder with only the name of a checkpoint, at a higher step, is skipped."""
     good = save(tmp_path, 7)
     forged = good.with_name("step-000000000099.1")
@@ -173,9 +173,9 @@ def test_forged_newest_is_passed_over(tmp_path, forge):
     assert loaded_step(tmp_path) == 7
 
 
-def test_never_from_zero_when_all_are_bad(tmp_path):
-    """If all checkpoints are invalid, each start ends with exit code 4 and the fix. A second one of
-    the same name is set aside beside the first."""
+def test_a_run_with_only_invalid_checkpoints_does_not_start(tmp_path):
+    """If all checkpoints are invalid, each start ends with exit code 4 and the fix. A second bad
+    checkpoint of the same name is set aside beside the first."""
     for number in (1, 2):
         for step in (1, 2):
             os.truncate(save(tmp_path, step) / "shard-0-of-1.bin", 5)
@@ -200,7 +200,7 @@ def test_the_newer_generation_wins_over_the_higher_step(tmp_path):
     assert loaded_step(tmp_path) == 1000
 
 
-def test_refused_ones_stay(tmp_path, caplog):
+def test_a_checkpoint_of_another_run_is_not_renamed(tmp_path, caplog):
     """A checkpoint of another run is skipped with the reason, and not renamed."""
     save(tmp_path, 1, meta=meta(1), run_id="a")
     other = save(tmp_path, 2, meta=meta(2), run_id="b")

@@ -13,7 +13,7 @@ from gptddp import files
 from gptddp.checkpoint.load import load_newest
 
 
-def test_unwritable_directory(tmp_path, monkeypatch, caplog):
+def test_a_bad_checkpoint_that_cannot_be_renamed_is_skipped(tmp_path, monkeypatch, caplog):
     """A bad checkpoint that cannot be renamed is skipped with a warning."""
     save(tmp_path, 1)
     bad = save(tmp_path, 2)
@@ -29,8 +29,8 @@ def test_unwritable_directory(tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-def test_passing_trouble_is_not_damage(tmp_path, monkeypatch, code):
-    """A checkpoint that cannot be read at present is not set aside, and the error is not final."""
+def test_a_temporary_read_error_is_not_damage(tmp_path, monkeypatch, code):
+    """A checkpoint that cannot be read now is not set aside, and the error is not final."""
     path = save(tmp_path, 1)
     read_bytes = Path.read_bytes
 
@@ -46,9 +46,9 @@ def test_passing_trouble_is_not_damage(tmp_path, monkeypatch, code):
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-def test_a_checkpoint_out_of_reach_is_not_taken_for_a_deleted_one(tmp_path, monkeypatch, code):
-    """If a checkpoint's directory gives an error, the one before is loaded; without one before, the
-    error is not final."""
+def test_an_unreachable_checkpoint_does_not_count_as_deleted(tmp_path, monkeypatch, code):
+    """If a checkpoint's directory gives an error, the checkpoint before it is loaded. If there is
+    none, the error is not final."""
     path = save(tmp_path, 1)
     monkeypatch.setattr(files, "RETRY_S", (0.0,))
     reads = Reads(tmp_path, setattr=monkeypatch.setattr)

@@ -54,7 +54,7 @@ def gptddp(*args: object) -> tuple[int, str]:
 
 
 def test_a_newer_checkpoint_of_another_run_is_skipped(run, mine, others, caplog):
-    """With a warning about its run. The run continues from its own, and all readers skip it."""
+    """The run continues from its own checkpoint with a warning, and all readers skip the other."""
     put(others, mine)
     assert "step 2" in gptddp("sample", mine, "--tokens", "1")[1]
     code, listed = gptddp("checkpoints", mine, "--verify")
@@ -71,8 +71,8 @@ def test_a_newer_checkpoint_of_another_run_is_skipped(run, mine, others, caplog)
 
 
 def test_a_run_with_only_checkpoints_of_another_run_is_refused(run, mine, others, capsys):
-    """Exit code 4 with the fix, also with --from-scratch; nothing is trained, renamed or exported.
-    With its own put back the run continues."""
+    """The run ends with exit code 4 and the fix, also with --from-scratch; nothing is trained,
+    renamed or exported. With its own checkpoint put back, the run continues."""
     shutil.move(mine / "checkpoints", mine / "kept")
     put(others, mine)
     for flags in ((), ("--from-scratch",)):
@@ -87,8 +87,8 @@ def test_a_run_with_only_checkpoints_of_another_run_is_refused(run, mine, others
     assert run("--steps", "4") == 0 and sources(mine)[-1] == MINE
 
 
-def test_a_newest_commit_replaced_by_another_runs_is_missing(run, mine, others, caplog):
-    """Its steps are done again, with a warning about the checkpoint to put back."""
+def test_a_newest_commit_of_another_run_counts_as_missing(run, mine, others, caplog):
+    """The steps since the run's own checkpoint are repeated; a warning names the missing one."""
     assert run("--steps", "4") == 0
     path = mine / "checkpoints/step-000000000004.2"
     rewrite(path, run_id="another")
@@ -98,7 +98,7 @@ def test_a_newest_commit_replaced_by_another_runs_is_missing(run, mine, others, 
 
 
 def test_a_run_continues_with_only_its_checkpoints(run, mine, tmp_path):
-    """They have its id and its configuration."""
+    """A folder with only the checkpoints is enough: they have the run's id and configuration."""
     wanted = run_state.read(mine)
     shutil.copytree(mine / "checkpoints", tmp_path / "copy/checkpoints")
     assert run("--steps", "3", "--run-dir", str(tmp_path / "copy")) == 0
@@ -107,8 +107,8 @@ def test_a_run_continues_with_only_its_checkpoints(run, mine, tmp_path):
 
 
 def test_retention_counts_and_deletes_only_the_runs_own(tmp_path):
-    """Newer ones of another run do not displace the run's own, nor does an older one replace a
-    milestone; none of them is ever deleted."""
+    """Newer checkpoints of another run do not displace the run's own, an older one replaces no
+    milestone, and none of them is ever deleted."""
     theirs = [(step, 1) for step in (1, 101)] + [(step, 9) for step in (400, 500)]
     for step, generation in theirs:
         save(tmp_path, step, generation, meta=meta(step), run_id="theirs", keep=99)
@@ -120,7 +120,7 @@ def test_retention_counts_and_deletes_only_the_runs_own(tmp_path):
 
 
 def test_an_unreadable_checkpoint_is_not_deleted(tmp_path, monkeypatch):
-    """It may be another run's: the next call decides."""
+    """An unreadable checkpoint may be another run's: a later call decides whether to delete it."""
     for step in (1, 2):
         path = save(tmp_path, step, meta=meta(step), run_id="mine")
     unsealed = store.unsealed

@@ -28,7 +28,7 @@ def steps(run_dir):
     return [store.order(name) for name in store.names(run_dir) if store.is_candidate(name)]
 
 
-def test_the_newest_stay_by_generation_then_step(tmp_path):
+def test_the_newest_checkpoints_by_generation_then_step_stay(tmp_path):
     """After each commit the newest `keep` exist; trash and temporary directories are empty. A low
     step of the newest generation is not the oldest, whatever the file times are."""
     root = save(tmp_path, *range(8, 13), keep=3)
@@ -40,8 +40,8 @@ def test_the_newest_stay_by_generation_then_step(tmp_path):
     assert steps(tmp_path) == [(2, 6), (2, 5), (1, 12)]
 
 
-def test_only_loadable_ones_count(tmp_path):
-    """Torn checkpoints do not displace whole ones, and are not deleted while they are newer."""
+def test_only_loadable_checkpoints_count(tmp_path):
+    """Torn checkpoints do not displace whole ones, and are not deleted if they are newer."""
     root = save(tmp_path, *range(1, 8))
     for step in (5, 6, 7):
         os.truncate(root / f"step-{step:012d}.1" / "manifest.json", 10)
@@ -58,7 +58,7 @@ def flip(path):
 
 @pytest.mark.parametrize("keep", [2, 3])
 @pytest.mark.parametrize("when", ["after each commit", "after all"])
-def test_the_last_good_one_stays(tmp_path, caplog, keep, when):
+def test_the_last_good_checkpoint_stays(tmp_path, caplog, keep, when):
     """One bit flips in each of three commits: the good one before them still exists and loads,
     however many damaged ones follow, and the log has a warning."""
     keep_meanwhile = keep if when == "after each commit" else 99
@@ -122,7 +122,7 @@ def test_keep_every(tmp_path):
 
 
 def save_skipped(tmp_path, *skipped, keep, keep_every=0):
-    """Save step 1, 2, 3... after so many non-finite steps in a row."""
+    """Save steps 1, 2, 3... with these numbers of skipped steps in a row; return the kept steps."""
     for step, number in enumerate(skipped, 1):
         writer = Writer(tmp_path, 1, keep=keep, keep_every=keep_every)
         saved = writer.save(step, {"x": torch.ones(100)}, {"step": step, "skipped": number})
@@ -171,8 +171,8 @@ def test_a_reader_survives_a_pruner_that_is_faster(tmp_path, monkeypatch):
 
 
 def test_unfinished_work_is_discarded(tmp_path, monkeypatch):
-    """All of it when a life begins; on a full disk not that of the writer's successor. A rename
-    comes before the removal of files, so a writer commits all of it or nothing."""
+    """A new life discards all unfinished saves; on a full disk a writer spares those of later
+    generations. A rename comes before the removal, so a writer commits all or nothing."""
     root, parents, rmtree = save(tmp_path, 1), [], shutil.rmtree
 
     def noting(path, **how):
@@ -214,8 +214,8 @@ def test_killed_at_every_system_call(tmp_path):
     assert 10 < point < 98
 
 
-def test_the_list_has_the_state_of_each(tmp_path):
-    """Whole, torn and set-aside ones, newest first; only `full` finds a flipped bit."""
+def test_the_list_has_the_state_of_each_checkpoint(tmp_path):
+    """The list has good, torn and set-aside ones, newest first; only `full` finds a flipped bit."""
     root = save(tmp_path, 1, 2, 3, 4)
     shard = root / "step-000000000003.1" / "shard-0-of-1.bin"
     shard.write_bytes(b"\1" + shard.read_bytes()[1:])
@@ -233,7 +233,7 @@ def test_the_list_has_the_state_of_each(tmp_path):
     assert retention.list_checkpoints(tmp_path / "absent") == []
     for name in ("step-1.1", "step-000000000001", "step-٠٠٠٠٠٠٠٠٠٠٠١.1"):
         assert store.order(name) == (0, 0) and not store.is_candidate(name)
-    save(tmp_path, 5, 6, 7, keep=1)  # the set-aside one stays for inspection
+    save(tmp_path, 5, 6, 7, keep=1)  # the set-aside checkpoint stays for inspection
     assert [row.state for row in retention.list_checkpoints(tmp_path)] == [
         "complete",
         "quarantined",

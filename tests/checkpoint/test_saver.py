@@ -50,7 +50,7 @@ time.sleep(999)
 
 @pytest.fixture
 def rank_0(tmp_path, spawn):
-    """A rank 0 that saves step 2, its saver's process id, and a function that kills it."""
+    """A process of rank 0 that saves step 2; its attribute `saver` is its saver's process id."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", RANK_0, str(tmp_path), "2"]
     process = spawn(command, env=env, text=True, stdout=subprocess.PIPE)
@@ -66,8 +66,8 @@ def end(process):
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_save_outlives_its_rank_0(tmp_path, rank_0, asked):
-    """Rank 0 is killed at the start of the save, or when all is written but the name: the
-    checkpoint exists, log and ledger are complete; then the run is free and the saver ends."""
+    """If rank 0 is killed at the start of a save or just before the rename, the checkpoint exists,
+    log and ledger are complete, the lease is released, and the saver ends."""
     assert not asked or rank_0.stdout.readline() == "asked\n"
     end(rank_0)
     assert loaded_step(tmp_path) == 2
@@ -78,10 +78,10 @@ def test_a_save_outlives_its_rank_0(tmp_path, rank_0, asked):
     assert not (tmp_path / "lease.json").exists()
 
 
-def test_without_the_lease_it_commits_nothing(tmp_path, rank_0):
-    """Another rank 0 takes the run over after the first one's death: the saver writes nothing."""
+def test_a_saver_without_the_lease_commits_nothing(tmp_path, rank_0):
+    """If another rank 0 gets the lease after the death of the first, the saver writes nothing."""
     assert rank_0.stdout.readline() == "asked\n"
-    os.kill(rank_0.saver, signal.SIGSTOP)  # else it would be faster
+    os.kill(rank_0.saver, signal.SIGSTOP)  # otherwise it commits before the takeover
     rank_0.kill()
     rank_0.wait(60)
     other = lease.Claim(tmp_path, "job", "life 2", ["life"]).poll(0)
@@ -92,8 +92,8 @@ def test_without_the_lease_it_commits_nothing(tmp_path, rank_0):
     other.release()
 
 
-def test_a_life_of_this_machine_waits_for_the_saver(tmp_path, rank_0):
-    """It takes the run once it is free, and continues from the checkpoint of that save."""
+def test_a_life_on_the_same_machine_waits_for_the_saver(tmp_path, rank_0):
+    """The next life gets the lease when the save is done, and loads the checkpoint of that save."""
     assert rank_0.stdout.readline() == "asked\n"
     claim = lease.Claim(tmp_path, "job", "life 2")
     with open(tmp_path / "ledger.jsonl", "a") as file:
@@ -116,7 +116,7 @@ def save(writer, step, tensors=None):
 
 
 def test_a_killed_saver_is_an_error_and_the_next_save_works(tmp_path):
-    """At any time: idle, while writing, and when all is written but the name."""
+    """A saver may be killed while it is idle, while it writes, or just before the rename."""
     writer = Writer(tmp_path, 1)
     assert save(writer, 1).error is None
     first = writer._saver
@@ -132,7 +132,7 @@ def test_a_killed_saver_is_an_error_and_the_next_save_works(tmp_path):
 
 
 def test_full_memory_is_an_error_of_the_save(tmp_path, monkeypatch):
-    """Training continues, and saves when there is memory."""
+    """A save without enough memory fails with the reason, and the next save works."""
     writer = Writer(tmp_path, 1)
 
     def full(*args):
@@ -145,7 +145,7 @@ def test_full_memory_is_an_error_of_the_save(tmp_path, monkeypatch):
 
 
 def test_rank_0_allows_or_refuses_the_commit(tmp_path, capfd):
-    """The saver writes; rank 0 syncs the log and checks the lease."""
+    """If rank 0 has lost the lease or cannot sync the log, the save fails and commits nothing."""
     writer = Writer(tmp_path, 1, run_id="r", keep=2)
 
     def lost():

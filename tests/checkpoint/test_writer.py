@@ -117,7 +117,7 @@ def disk(tmp_path):
 
 
 def test_full_disk(disk):
-    """An error with the fix; the previous checkpoint stays, and the next save works."""
+    """A save fails with the fix, the previous checkpoint stays, and a later save works."""
     log = RunLog(disk, 1)
     writer = Writer(disk, 1, before_commit=log.sync)
     log.append({"step": 1})
@@ -163,8 +163,8 @@ def fail_at(monkeypatch, point, code, lasting):
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS])
 @pytest.mark.parametrize("lasting", [False, True])
 def test_every_call_may_fail(tmp_path, monkeypatch, code, lasting):
-    """Whichever call of a save fails, once or from then on: no exception, the result has whether
-    the checkpoint exists, and the save after the trouble works."""
+    """Whichever call of a save fails, once or from then on, there is no exception: the result says
+    whether the checkpoint exists, and the next save without errors works."""
     for point in range(1, 100):
         run = tmp_path / str(point)
         writer = Writer(run, 1, keep=2)
@@ -206,7 +206,7 @@ def test_a_bug_in_the_writer_does_not_end_training(tmp_path, caplog):
     assert load_newest(tmp_path) is None
 
 
-def test_a_rename_that_nfs_repeats(tmp_path, monkeypatch):
+def test_a_rename_that_nfs_repeats_is_a_success(tmp_path, monkeypatch):
     """A rename that worked but reports an error is a success; a taken name is an error."""
     rename = os.rename
 

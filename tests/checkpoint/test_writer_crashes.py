@@ -46,8 +46,8 @@ def fast_disk():
 
 
 def test_killed_at_every_system_call(fast_disk, saver):
-    """A life killed at any system call has the old or the new checkpoint, whole, and so every other
-    file. The log has every committed step, and the next life is not blocked."""
+    """After a kill at any system call of a life, the old or the new checkpoint and all other files
+    are whole. The log has every committed step, and the next life is not blocked."""
     results = []
     first = fast_disk / "first"
     first.mkdir()
@@ -103,7 +103,7 @@ def test_nothing_gets_its_name_before_it_is_durable(tmp_path, monkeypatch):
 
 
 def test_killed_at_random_moments(tmp_path, saver):
-    """Each committed step of a process that always saves and is killed can be loaded."""
+    """If a process saves all the time and is killed, each committed step can be loaded."""
     rng, step = random.Random(1), 0
     for generation in range(1, 21):
         pid = saver(run=str(tmp_path), generation=generation, step=step + 1, forever=True)

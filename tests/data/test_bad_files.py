@@ -70,7 +70,7 @@ def test_flipped_bits_are_found(dataset):
 
 @pytest.mark.parametrize("how", ["missing", "empty", "truncated", "flipped"])
 def test_a_bad_file_is_skipped_at_every_world_size(dataset, how):
-    """Damage during the run: 1 to 3 ranks skip the same row groups and have the same fingerprints.
+    """If a file is damaged in a run, 1 to 3 ranks skip the same row groups and have the same rows.
 
     If the file is already bad when a later life starts, the decision is the same.
     """
@@ -94,7 +94,7 @@ def test_a_bad_file_is_skipped_at_every_world_size(dataset, how):
 
 @pytest.mark.parametrize("how", ["missing", "empty", "truncated"])
 def test_a_bad_file_at_the_start_is_refused_or_skipped(dataset, how):
-    """on_bad=fail raises an error with its name; on_bad=quarantine opens the dataset and warns."""
+    """on_bad=fail raises an error with the file; on_bad=quarantine opens the dataset and warns."""
     path = dataset.dir / dataset.row_groups("train")[5].path
     said = "No such file" if how == "missing" else "bytes instead of"
     damage(path, how)

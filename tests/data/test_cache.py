@@ -85,9 +85,9 @@ def test_other_ranks_epochs_and_seeds_use_the_same_rows(dataset, cache):
     assert steps(dataset, 20, cache=cache, seed=2)[1] == 0
 
 
-# Three rows of 9 tokens have the bytes of one of 30, with their bits.
+# Three rows of 9 tokens and their validity bits take as many bytes as one row of 30.
 @pytest.mark.parametrize("other", [dict(seq_len=9), dict(pack="concat")])
-def test_other_rows_are_not_confused(dataset, cache, other):
+def test_rows_of_another_length_or_packing_are_not_used(dataset, cache, other):
     """Another row length or packing finds nothing, and packs the same rows as without a cache."""
     steps(dataset, cache=cache)
     batches, reads = steps(dataset, cache=cache, **other)

@@ -66,8 +66,8 @@ def test_an_absent_volume_is_no_mistake_of_the_user(books, tmp_path, monkeypatch
             look()
 
 
-def test_a_file_that_cannot_be_read_at_present_is_an_error(books, tmp_path, monkeypatch):
-    """It may be damaged: the error may pass, and no dataset is returned."""
+def test_a_file_that_cannot_be_read_now_is_an_error(books, tmp_path, monkeypatch):
+    """The error is OSError, which may pass; no dataset is returned, as the file may be damaged."""
     prepare([books], tmp_path / "out", Settings(vocab_size=300))
     reads = Reads(tmp_path / "out", setattr=monkeypatch.setattr)
     with reads.failing(errno.EIO):

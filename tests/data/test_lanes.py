@@ -38,7 +38,7 @@ def test_keys_depend_on_every_word_and_on_their_order():
 @pytest.mark.parametrize("how", ["alike", "any", "few"])
 @pytest.mark.parametrize("n_groups", [1, 2, 13, 47, 48, 49, 64, 96, 97, 192, 200, 215, 1000])
 @pytest.mark.parametrize("n_lanes", [1, 5, 12, 48, 64, 100, 192])
-def test_lanes_are_alike(n_groups, n_lanes, how):
+def test_lanes_have_equal_shares_of_the_rows(n_groups, n_lanes, how):
     """For any number and sizes of row groups, an epoch of all lanes has every row once, and at most
     0.1 % of the rows are unseen after the tokens of one epoch.
 
@@ -107,7 +107,7 @@ def test_row_groups_without_text_are_skipped():
 
 
 def test_a_lane_without_a_block_reads_the_blocks_of_the_next():
-    """If there are fewer tokens than lanes, or all blocks of a lane are in quarantine."""
+    """A lane has no block if there are fewer tokens than lanes, or if all are in quarantine."""
     dealt = lanes.deal([2], 5, seed=7)
     assert [len(blocks) for blocks in dealt] == [0, 0, 1, 0, 1]
     assert lanes.hosts(dealt, ()) == [2, 2, 2, 4, 4]

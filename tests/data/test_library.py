@@ -16,7 +16,7 @@ from gptddp.prepare.build import prepare
 
 
 def test_the_library_in_use_is_named(tmp_path: Path) -> None:
-    """It is tiktoken, or `tokenizers` if tiktoken cannot encode, or none for bytes."""
+    """The library is tiktoken, or `tokenizers` if tiktoken cannot encode, or none for bytes."""
     path = tmp_path / "tokenizer.json"
     path.write_text(train_bpe(["a text of a few words, a text"], 300))
     assert str(load_tokenizer(path).library).startswith("tiktoken ")
@@ -28,7 +28,7 @@ def test_the_library_in_use_is_named(tmp_path: Path) -> None:
 
 
 def test_a_run_continues_only_with_its_own_version(monkeypatch) -> None:
-    """Another version is refused; the message has both."""
+    """Another version is refused; the message has both versions."""
     monkeypatch.setattr(Bytes, "library", "tiktoken 0.9.0")
     dataset = corpus()
     with open_loader(dataset) as loader:
@@ -56,7 +56,7 @@ def test_another_version_does_not_use_the_rows_in_the_cache(books, tmp_path) -> 
 
 
 def test_token_ids_have_no_library(books, tmp_path) -> None:
-    """Datasets of token ids are the same with any version."""
+    """A dataset of token ids records no library, because every version reads it alike."""
     dataset = prepare([books], tmp_path / "data", BYTES)
     dataset.manifest["column"] = "tokens"
     tokenizer = byte_tokenizer()

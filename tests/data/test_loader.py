@@ -146,14 +146,14 @@ def test_row_groups_without_text_give_no_rows():
 
 
 def test_a_state_is_small():
-    """It takes under 1 KB of JSON for 48 lanes with large numbers, after 10^14 tokens."""
+    """A state takes under 1 KB of JSON for 48 lanes with large numbers, after 10^14 tokens."""
     settings = dict(lanes=48, batch=9600, seq_len=131072, seed=2**63, pack="concat")
     with open_loader(corpus(), **settings) as loader:
         for cursor in ([999, 9999, 32767], [0, 9999999, 1047], [9999999, 0, 1047]):
             assert len(json.dumps(loader.state(np.full((48, 3), cursor)))) < 1000
 
 
-def test_a_read_error_that_passes_is_not_noticed(alone, monkeypatch):
+def test_a_temporary_read_error_changes_no_batch(alone, monkeypatch):
     """Two failed attempts to read each row group change no batch."""
     monkeypatch.setattr(blocks, "RETRY_S", (0.001, 0.001))
     batches = alone[1]
@@ -195,7 +195,7 @@ def test_a_bad_row_group_is_named_at_the_step_that_needs_it(alone, monkeypatch, 
 
 
 def test_validation_rows_are_fixed_and_limited():
-    """They are the same whole rows each time: at most as many as requested, or all there are."""
+    """The rows are the same each time: at most as many as requested, or all of the split."""
     dataset = corpus()
     tokens, valid = eval_rows(dataset, 16, 320)
     assert tokens.shape == (20, 17) and valid.shape == (20, 16)

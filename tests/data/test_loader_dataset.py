@@ -66,7 +66,7 @@ def pairs_of(tokens: np.ndarray, valid: np.ndarray) -> Counter:
 
 
 def test_validation_rows_are_the_validation_split(dataset):
-    """They have every document of the split, and literal special tokens are plain text."""
+    """The rows have every document; a literal special token in a text is plain text."""
     tokens, valid = eval_rows(dataset, 64, 10**9)
     tokenizer = dataset.tokenizer()
     assert pairs_of(tokens, valid) == expected_pairs(dataset, "val")

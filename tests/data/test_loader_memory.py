@@ -36,7 +36,7 @@ print(json.dumps([text_bytes, *at]))
 
 
 def test_memory_is_flat_over_a_thousand_row_groups(tmp_path, monkeypatch):
-    """From the 200th to the 1000th row group it reads 64 MB of text and keeps less than a fifth."""
+    """From the 200th to the 1000th row group 64 MB of text are read, and under a fifth is kept."""
     monkeypatch.setattr("gptddp.prepare.shard_writer._ROW_GROUPS", GROUPS)
     rng = random.Random(1)
     words = [os.urandom(4).hex() for _ in range(2000)]

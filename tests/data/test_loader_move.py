@@ -1,4 +1,4 @@
-"""A loader that continues as another rank: the same batches, and nothing is packed twice."""
+"""A loader that continues as another rank has the same batches, and packs nothing twice."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def test_batches_do_not_depend_on_moves(seed):
 
 
 def test_a_lane_that_stays_keeps_its_packed_rows():
-    """Also if a batch is taken again, and across the end of a block."""
+    """A lane keeps its packed rows if a batch is taken again, and across the end of a block."""
     alone = run(corpus(), [(1, STEPS)], STEPS)
     with open_loader(corpus(), rank=1, world_size=2) as loader, open_loader(corpus()) as whole:
         lanes = {lane.number: lane for lane in loader._producer.lanes}

@@ -20,7 +20,7 @@ def threads_of_loaders() -> list[threading.Thread]:
 
 
 def test_close_ends_the_threads():
-    """close() joins them, a second call is harmless, and a later next() raises an error."""
+    """close() joins the threads, a second call is harmless, and a later next() raises an error."""
     loader = Loader(corpus(), lanes=8, batch=8, seq_len=16, seed=1, threads=3)
     loader.next()
     assert len(threads_of_loaders()) == 3
@@ -76,7 +76,7 @@ def test_a_process_ends_with_a_loader_open(how):
 
 
 def test_only_a_bounded_number_of_blocks_is_made_ahead():
-    """Without calls of next() it stops near `prefetch` blocks per lane, and does not spin."""
+    """Without calls of next() about `prefetch` blocks per lane are made, without a busy loop."""
     text = "words of a document " * 20
     dataset = Dataset([[text] * 10 for _ in range(400)])
     with open_loader(dataset, prefetch=1.5, batch=LANES) as loader:

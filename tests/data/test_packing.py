@@ -147,7 +147,7 @@ def test_concatenated_documents_are_cut_every_t_tokens():
 
 @pytest.mark.parametrize("how", IDS)
 @pytest.mark.parametrize("seq_len", [1, 2, 5, 40])
-def test_segments_and_positions_are_those_of_the_documents(how, seq_len):
+def test_segments_and_positions_follow_the_documents(how, seq_len):
     """Tokens of a segment follow each other in one document; the padding has segment -1."""
     for seed in range(5):
         lengths = log_normal(60, seq_len, seed)
@@ -175,7 +175,7 @@ def test_segments_and_positions_are_those_of_the_documents(how, seq_len):
                 last = token
 
 
-def test_nothing_to_pack():
+def test_no_text_gives_no_rows():
     """No documents, or only empty ones, give zero rows with the right width and dtype."""
     for documents in ([], documents_with_ids([0, 0])):
         packed = pack(documents, BOS, 8, np.dtype(np.uint16))
@@ -202,7 +202,7 @@ def test_hashes_depend_on_place_and_tokens_but_not_on_the_dtype():
 
 
 def test_hashes_depend_on_which_targets_are_valid():
-    """Their number is not enough: if two targets swap their validity, the hash changes."""
+    """If two targets swap their validity, the hash changes, although as many are valid."""
     packed = pack(documents_with_ids(log_normal(50, 40)), BOS, 64, np.dtype("u4"))
     origin = origins(len(packed), 3, 1, 2)
     before = hashes(packed, origin)
@@ -214,7 +214,7 @@ def test_hashes_depend_on_which_targets_are_valid():
 
 
 def test_inputs_of_the_model_have_the_hash_of_the_packed_rows():
-    """Also computed from int64 inputs and targets, with -100 for no target."""
+    """Int64 inputs and targets, with -100 for no target, give the hash of their packed rows."""
     packed = pack(documents_with_ids(log_normal(50, 40)), BOS, 64, np.dtype("u4"))
     origin = origins(len(packed), 3, 1, 2)
     x = packed.tokens[:, :-1].astype(np.int64)

@@ -112,7 +112,7 @@ def test_batches_hold_the_same_tokens_without_encoding(tmp_path, from_text):
 
 
 def test_lists_are_cut_at_every_bos(tmp_path, from_text):
-    """At the start, at the end or between; documents contain no BOS."""
+    """A BOS at the start, at the end or between cuts a list; documents contain no BOS."""
     bos = from_text.tokenizer().bos
     lists = [[bos, 5, 6], [7, 8, bos], [9, bos, 10, 11, bos, bos, 12], [bos], [], None, [13]]
     dataset = prepared(tmp_path, from_text, lists)

@@ -84,13 +84,13 @@ def slurm(monkeypatch):
     ],
 )
 def test_slurm_gives_the_tasks_of_this_node_without_a_flag(slurm, variables, here):
-    """From the step's list, else the job's; at least as many as the local rank implies."""
+    """The number is in the step's list, else in the job's; it is larger than the local rank."""
     slurm(**variables)
     assert ranks() == (6, 2, 7, here)
 
 
 def test_tasks_that_slurm_binds_do_not_share_their_cpus(slurm, monkeypatch):
-    """Threads: if each task is bound to other CPUs, its CPUs are its own."""
+    """A task that is bound to its own CPUs has them alone; without such a list all tasks share."""
     assert cpu_sharers(4) == 4
     slurm()
     assert cpu_sharers(4) == 4
@@ -115,7 +115,7 @@ def test_the_cpus_of_a_task_count_where_slurm_binds_nothing(slurm, monkeypatch):
 
 
 def test_a_requeued_step_is_another_life_of_the_same_job(slurm, monkeypatch):
-    """Its numbers stay the same, and a node that Slurm has lost may still run the earlier life."""
+    """A requeued step keeps its name but is another life: a lost node may still run the old one."""
     slurm(JOB_ID="7", STEP_ID="0")
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     first, name = slurm_life(), slurm_step()
@@ -145,7 +145,7 @@ def test_a_requeued_step_is_another_life_of_the_same_job(slurm, monkeypatch):
 def test_a_task_uses_the_gpu_that_slurm_gives_only_to_it(
     slurm, monkeypatch, variables, visible, gpu
 ):
-    """Such a GPU has number 0; local ranks choose among GPUs that all tasks see; none is shared."""
+    """A task's own GPU is number 0; local ranks choose among GPUs that all see; none is shared."""
     slurm(**variables)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     if gpu is None:
@@ -181,7 +181,7 @@ def test_fp32_stays_fp32_on_any_processor(numerics, matmul):
 
 
 def test_a_bf16_run_is_never_refused(numerics, monkeypatch):
-    """Its default on AMX is bf16 with oneDNN, which rounds fp32 to bf16 on some processors."""
+    """A bf16 run accepts a processor on which oneDNN rounds fp32 to bf16; an fp32 run does not."""
     monkeypatch.setattr(torch.Tensor, "norm", lambda *_: torch.tensor(1.0))  # all are wrong
     c = Config(matmul="onednn", threads=1, precision="bf16")
     hardware.use(c, torch.device("cpu"))
@@ -196,7 +196,7 @@ def test_a_bf16_run_is_never_refused(numerics, monkeypatch):
 def test_an_environment_with_fewer_threads_than_the_run_is_refused(
     numerics, monkeypatch, variable, value
 ):
-    """torch cannot change that; a run with fast sums, or with one thread, is accepted."""
+    """torch cannot override the variable; a run with fast sums or one thread is accepted."""
     c = Config(matmul="mkl", threads=3, reduce="exact")
     monkeypatch.setenv(variable, value)
     told = f"{variable}={value.lower()} is set.*the 3 of the run.*unset it"
@@ -209,7 +209,7 @@ def test_an_environment_with_fewer_threads_than_the_run_is_refused(
 
 
 def test_a_variable_that_decides_the_bits_is_part_of_the_machine(monkeypatch):
-    """So an audit, and the ranks of a life, notice that they compute in another way."""
+    """An audit and the other ranks can thus notice that a machine computes in another way."""
     plain = hardware.machine(None)
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     assert hardware.machine(None) == f"{plain}, MKL_CBWR=COMPATIBLE"
@@ -241,7 +241,7 @@ def test_numerics_follow_the_features_of_the_processor(monkeypatch, amx, cpu, ch
 
 
 def test_a_failed_collective_names_the_silent_rank(monkeypatch):
-    """The posts name it; an error without a time is reported as it is."""
+    """The missing posts name the silent rank; an error without a time is reported as it is."""
     with connect("cpu") as world:
         world.world_size, world.pods = 3, ("pod-0", "pod-1", "")
         monkeypatch.setattr(lost, "ROLL_CALL_S", 0.1)

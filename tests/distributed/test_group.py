@@ -1,4 +1,4 @@
-"""Worlds that change inside living processes: real ones, with gloo, and the test's mesh."""
+"""Worlds that change within real processes, with gloo and a fake mesh."""
 
 import os
 import queue
@@ -120,7 +120,7 @@ def worlds(tmp_path):
 
 
 def test_survivors_continue_in_the_same_process(worlds):
-    """One is lost, then rank 0, then two at once; the rest keep their order, and admit others."""
+    """A rank, then rank 0, then two ranks are lost; the rest keep their order, and admit others."""
     before = worlds.form(worlds.start("a", "b", "c", "d"))
     assert [before[pod][RANK] for pod in "abcd"] == [0, 1, 2, 3]
     after = worlds.kill("c")
@@ -138,7 +138,7 @@ def test_survivors_continue_in_the_same_process(worlds):
 
 
 def test_a_silent_peer_is_dropped_and_rejoins(worlds):
-    """No member waits for it longer than the mesh; awake, its process is another member."""
+    """The others re-form within 3 s; the silent process wakes, and rejoins as another member."""
     first = worlds.form(worlds.start("a", "b", "c", "d"))
     stopped = worlds.by_pod("b")
     os.kill(worlds.processes["b"].pid, signal.SIGSTOP)
@@ -164,8 +164,8 @@ group._Posted.set = set_and_die
 
 
 def test_a_member_that_dies_while_a_world_forms_is_dropped(worlds):
-    """The first has posted its address, so that gloo waits for its connections; the second is
-    silent, without a post."""
+    """One member dies after it has posted its address, so that gloo waits for its connections;
+    another is silent before it posts."""
     worlds.form(worlds.start("a", "b", "c", "d"))
     began = time.monotonic()
     ids = worlds.ids() + worlds.start("dies", fault=IN_SET)
@@ -192,7 +192,7 @@ threading.Thread(target=cuts_itself, daemon=True).start()
 
 
 def test_a_world_whose_connections_are_lost_is_formed_again(worlds):
-    """No member is lost: one reports the failure, and all leave the world for the next view."""
+    """Although no member is lost, one reports the failure, and all form the next world."""
     ids = worlds.start("a", "b", "c", "d") + worlds.start("cut", fault=CUTS_ITSELF)
     number = worlds.commit(ids)
     worlds.wait(lambda: {"broken": number} in worlds.heard[ids[-1]], why=worlds.said)
@@ -247,7 +247,7 @@ td.all_reduce = all_reduce
 
 
 def test_a_sum_that_never_ends_blocks_no_process(worlds):
-    """Each case takes a part of a second, also in repetition."""
+    """Within a part of a second, three times in a row, a process leaves a sum that never ends."""
     before = worlds.form(worlds.start("a", "b") + worlds.start("kept", fault=NEVER_ENDS))
     for _ in range(3):
         after = worlds.kill("a")
@@ -256,7 +256,7 @@ def test_a_sum_that_never_ends_blocks_no_process(worlds):
 
 
 def test_a_collective_is_given_up_only_if_gloo_stands_still(monkeypatch):
-    """A thread that has woken up since the last look may be writing received data."""
+    """A thread of gloo that has run since the last look may be writing received data."""
     looks = iter(["", "1", "", "1", "2", "2"])
     here = object.__new__(group.Group)
     here._device, here._forgotten, here.view = torch.device("cpu"), [], None
@@ -298,7 +298,7 @@ group.Group.cut = lambda self: None
 
 
 def test_a_process_that_gloo_blocks_ends(worlds):
-    """It may rejoin as another member."""
+    """A process whose collective gloo does not release exits with 1, and says why."""
     ids = worlds.start("a", "b") + worlds.start("kept", fault=FORGOTTEN)
     worlds.form(ids)
     os.kill(worlds.processes["a"].pid, signal.SIGSTOP)
@@ -307,7 +307,7 @@ def test_a_process_that_gloo_blocks_ends(worlds):
     assert "does not let go" in worlds.processes["kept"].stderr.read()
 
 
-def test_a_hundred_worlds_leave_nothing_behind(worlds):
+def test_a_hundred_worlds_leak_nothing(worlds):
     """Descriptors, threads and memory are as after the first world, for a member that stays and for
     a member that is dropped and rejoins in its process."""
     stay, leave, seen = worlds.start("a", "b"), worlds.start("c"), []

@@ -16,7 +16,7 @@ from gptddp.errors import LostPeer
 
 @pytest.fixture
 def mesh(tmp_path, monkeypatch):
-    """A fake launcher; its end does not end this process, unlike a worker's."""
+    """A fake launcher; this process, unlike a worker, does not end with it."""
     monkeypatch.setattr("os._exit", lambda code: None)
     made = FakeMesh(tmp_path, least=2, most=3)
     yield made
@@ -42,7 +42,7 @@ def seen(members, true):
 
 
 def test_a_view_names_its_members_by_rank(mesh, three):
-    """It also names lost members and causes; an older view is not returned again."""
+    """A view also names lost members and causes; an older view is not returned again."""
     members, views = three
     assert views[0] == views[1] == views[2]
     assert views[0][:2] == (1, "first") and [it.pod for it in views[0].members] == ["a", "b", ""]
@@ -55,8 +55,8 @@ def test_a_view_names_its_members_by_rank(mesh, three):
     assert [it[:] for it in view.gone] == [(members[2].me, "", "it was silent")]
 
 
-def test_all_members_know_posts_until_the_loss_of_their_member(mesh, three):
-    """A member knows its own posts at once."""
+def test_posts_reach_all_members_until_their_author_is_lost(mesh, three):
+    """A post reaches all members, also late ones, until its author is lost."""
     (a, b, c), _ = three
     a.post("key", {"x": 1})
     assert a.posts("key") == {a.me: {"x": 1}}
@@ -84,7 +84,7 @@ def test_a_world_is_over_when_its_collectives_cannot_end(mesh, three, why):
         mesh.tell(a.me, {"lost": [c.me]})
     elif why == "left out":
         mesh.commit([a.me, b.me, d.me])
-    elif why == "left":  # left in order: only later
+    elif why == "left":  # a member that leaves in order does not end the world at once
         gone = [{"id": c.me, "pod": "c", "how": "told to stop"}]
         left = {"number": number + 1, "by": "quorum", "gone": gone}
         mesh.tell(
@@ -115,8 +115,8 @@ def test_the_request_for_the_lease_lasts_until_the_answer(mesh, three):
     mesh.wait(lambda: {"lease": 7} in mesh.heard[a.me])
 
 
-def test_a_member_that_is_out_rejoins_as_another(mesh, three):
-    """It keeps nothing, and ignores messages for the member that it was before."""
+def test_a_dropped_member_rejoins_as_another(mesh, three):
+    """The process has no view or posts of before, and ignores messages for its old member."""
     (a, b, _), _ = three
     a.post("key", 1)
     mesh.tell(a.me, {"out": 5})
@@ -130,7 +130,7 @@ def test_a_member_that_is_out_rejoins_as_another(mesh, three):
 
 
 def test_a_worker_ends_with_its_launcher(mesh):
-    """Also with its main thread in C; and a worker without an answering launcher does not begin."""
+    """A worker ends even if its main thread is in C; without an answering launcher none begins."""
     code = (
         "import ctypes, sys; from pathlib import Path; from gptddp.distributed import members\n"
         "it = members.Members(Path(sys.argv[1]), 'a'); it.status('warm')\n"
@@ -148,8 +148,8 @@ def test_a_worker_ends_with_its_launcher(mesh):
         Members(mesh.path.with_name("none"), "a")
 
 
-def test_no_member_waits_for_one_that_left_in_order():
-    """Its leave counts like its last post. A post of another world does not count."""
+def test_no_member_waits_for_a_member_that_left():
+    """A member's leave counts like its last post; a post of another world does not count."""
     view = View(3, "quorum", tuple(Member(it, "") for it in "abc"), ())
     ended = {"b"}
     members = SimpleNamespace(me="a", ended_of=lambda of: ended)

@@ -1,4 +1,4 @@
-"""A process that hangs outside of collectives: alone, and as seen by its launcher."""
+"""A process that hangs outside of collectives ends itself, or its launcher kills it."""
 
 import multiprocessing
 import os
@@ -59,7 +59,7 @@ def process(spawn, tmp_path):
 
 
 def test_a_hang_is_reported_and_ends_the_process(process):
-    """In Python, or in C without the GIL: it ends after its last words, with their exit code."""
+    """A hang in Python, or in C without the GIL, ends with the exit code of the last words."""
     it = process("pass", "time.sleep(60)")
     out, err = it.communicate(timeout=30)
     assert it.returncode == 9
@@ -68,14 +68,14 @@ def test_a_hang_is_reported_and_ends_the_process(process):
 
 
 def test_hanging_last_words_do_not_block_the_end(process):
-    """A hanging device may block them: the process still ends."""
+    """If a hanging device blocks the last words, the process still ends."""
     it = process("words.__code__ = (lambda where: time.sleep(60)).__code__", "time.sleep(60)")
     it.communicate(timeout=30)
     assert it.returncode == pulse.HUNG
 
 
 def test_a_process_with_progress_continues(process):
-    """A slow process is no hang: for three times the limit, and after the end of the listening."""
+    """A process that beats for three times the limit is not reported, also not at its end."""
     it = process(f"beats({3 * LIMIT_S})", "pass")
     out, err = it.communicate(timeout=30)
     assert (it.returncode, out, err) == (0, b"here\nend\n", b"")
@@ -105,7 +105,7 @@ def test_only_the_running_time_of_the_listener_counts(monkeypatch):
 
 
 def test_at_a_terminal_a_hang_is_only_reported(process):
-    """No launcher would start it again, and a user sees it: it may be at a breakpoint."""
+    """At a terminal no launcher restarts the process, and it may be at a breakpoint."""
     terminal, end = pty.openpty()
     try:
         it = process("pass", f"time.sleep({2.5 * LIMIT_S})", stdin=end)
@@ -139,8 +139,8 @@ def watched(impatient, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("how", ["sum(itertools.repeat(0))", "os.kill(os.getpid(), 19)"])
 def test_the_launcher_kills_a_worker_with_all_threads_stopped(process, watched, how):
-    """A call that holds the GIL, and a stopped process: killed once, after the limit, with a line.
-    The first counts as an error, with its step; a stop from outside does not count.
+    """A worker that holds the GIL or is stopped is killed once, after the limit, with one line.
+    A call that holds the GIL counts as an error, with its step; a stop from outside does not.
     """
     it = process("beats(0.1)", how)
     worker, said, counted = watched(it)
@@ -181,7 +181,7 @@ def silent(spawn, impatient, monkeypatch, tmp_path):
 
 
 def test_the_launcher_kills_a_worker_that_never_beats(silent, tmp_path, watched):
-    """Not at once, and not counted as an error; it has no stack, only an older worker's exists."""
+    """The worker is killed after a while; no error counts, and no older stack is printed."""
     (tmp_path / "stack.0").write_text("process 1\n  File 'a.py', line 7 in old\n")
     worker, said, counted = watched(silent)
     begin = time.monotonic()
@@ -192,7 +192,7 @@ def test_the_launcher_kills_a_worker_that_never_beats(silent, tmp_path, watched)
 
 
 def test_a_worker_shares_its_pulse_as_soon_as_the_disk_has_room(process, tmp_path, impatient):
-    """After a full disk at its begin it tries again."""
+    """A worker that cannot write its pulse at the start tries again."""
     (tmp_path / "pulse.0").mkdir()
     (tmp_path / "pulse.0/file").touch()
     it = process("pass", "beats(60)")
@@ -209,7 +209,7 @@ def test_a_worker_shares_its_pulse_as_soon_as_the_disk_has_room(process, tmp_pat
 
 
 def test_the_launcher_ends_a_hang_at_the_exit(process, watched):
-    """The training has ended: it hangs in a destructor, at the interpreter's exit."""
+    """A hang at the interpreter's exit, after the training, is no error of a step."""
     it = process("pass", "atexit.register(time.sleep, 60)")
     assert it.stdout.readline() == b"here\n" and it.stdout.readline() == b"end\n"
     worker, said, counted = watched(it)
@@ -226,7 +226,7 @@ reading = ["/data/0.parquet, row group 3"]
 
 
 def test_a_wait_for_the_storage_is_no_hang(process, watched):
-    """It may exceed the limit, with a line at intervals; the launcher agrees."""
+    """A wait may exceed the limit, with a line at intervals; the launcher kills nothing."""
     before = STORAGE.format(3600).replace("\n", "\n    ")
     it = process(before, "with storage.waiting(lambda: reading[0]): time.sleep(1.0)")
     worker, said, _ = watched(it)
@@ -253,7 +253,7 @@ def test_other_waits_and_too_long_waits_are_hangs(process, what, limit_s):
 
 @pytest.mark.alone
 def test_a_beat_costs_almost_nothing():
-    """A step has about five: even at 20 us each they take a part in ten thousand of a second."""
+    """A step has about five beats: even at 20 us each they take a ten-thousandth of a second."""
     begin = time.perf_counter()
     for _ in range(10_000):
         pulse.beat(3)

@@ -22,13 +22,13 @@ def state():
 
 
 def test_the_fingerprint_stays_the_same_for_ever():
-    """Existing logs have the fingerprint."""
+    """The fingerprint of a fixed state never changes, because existing logs have it."""
     assert f"{state_fp(state()):016x}" == "9c3b62c7507815d6"
 
 
 @pytest.mark.parametrize("name", list(state()))
 def test_one_bit_changes_the_fingerprint(name):
-    """In the first or last byte of a tensor, also beyond the first 2**16 words."""
+    """A bit in the first or last byte of a tensor counts, also beyond the first 2**16 words."""
     before = state_fp(state())
     for at in (0, -1):
         for bit in (0, 6, 7):
@@ -38,7 +38,7 @@ def test_one_bit_changes_the_fingerprint(name):
 
 
 def test_places_names_and_types_change_the_fingerprint():
-    """Two words, parts of 2**16 words, or tensors change places; a name; integers for floats."""
+    """Swapped words, parts of 2**16 words or tensors count, and so do names, types and shapes."""
     tensors, before = state(), state_fp(state())
     flat = tensors["model.w"].view(-1)
     assert flat[0] != flat[1]
@@ -56,7 +56,7 @@ def test_places_names_and_types_change_the_fingerprint():
 
 
 def test_ranks_that_differ_are_named():
-    """Also if only half of the 64 bits differ; equal ranks all get the fingerprint."""
+    """One differing bit in either half of the 64 is enough; equal ranks get the fingerprint."""
     tensors, fp = state(), state_fp(state())
     for other in (fp, fp ^ 1, fp ^ 1 << 63):
         world = SimpleNamespace(names=["a", "b", "c"], gather=lambda mine, it=other: [fp, mine, it])

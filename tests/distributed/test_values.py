@@ -98,7 +98,7 @@ def three(forked):
 
 
 def test_values_of_every_size_arrive_on_every_rank(three):
-    """Also values of different length on each rank, integers of 64 bits, and infinity."""
+    """Values of other lengths on each rank, integers of 64 bits and infinity arrive, too."""
     found = {err.splitlines()[-1] for code, err in three(THREE) if code == 0}
     assert len(found) == 1
     (text,) = found
@@ -109,12 +109,12 @@ def test_values_of_every_size_arrive_on_every_rank(three):
 
 
 def test_tensors_are_sent_to_one_rank_or_to_all(three):
-    """Large and small tensors, of every dtype; the other ranks keep their values."""
+    """Large and small tensors of every dtype arrive; the other ranks keep their values."""
     found = [json.loads(err.splitlines()[-1]) for code, err in three(TENSORS) if code == 0]
     assert sorted(found) == [[it, [[2 * (it > 0)]] * 9, 0.0] for it in range(3)]
 
 
-def test_garbage_is_named_with_its_sender():
+def test_garbage_is_reported_with_its_sender():
     """Torn text, a pickle, too deep nesting and an impossible length give one kind of error."""
     for raw in (b"", b"{", b"\xff", pickle.dumps({}), b"[" * 10**6, b"nul"):
         with pytest.raises(BadMessage, match="rank 3 has sent .* not JSON"):

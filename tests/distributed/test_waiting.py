@@ -1,4 +1,4 @@
-"""Rank 0 reads for longer than a peer's limit, hangs, is stopped or dies: real processes."""
+"""The other ranks wait while rank 0 reads, and end if it hangs, is stopped or dies."""
 
 import os
 import re
@@ -11,8 +11,8 @@ from support.waiting import until
 
 from gptddp.distributed import storage, waiting
 
-# Rank 0 does what the first flag says; the second is the time limit in seconds. Rank 1 is the first
-# of another pod.
+# Rank 0 acts by the first flag; the second is the time limit in seconds. Rank 1 is the first of
+# another pod.
 CODE = """
 import logging, os, sys, time
 from gptddp import errors
@@ -91,7 +91,7 @@ def test_the_ranks_wait_for_a_read_of_three_times_the_limit(world):
 
 
 def test_a_single_rank_mentions_no_others(monkeypatch, caplog):
-    """It still reports its own wait."""
+    """A single rank reports its own wait, without a word about other ranks."""
     monkeypatch.setattr(storage, "FIRST_LINE_S", 0.0)
     caplog.set_level("INFO")
     waiting.teller(lambda doing, end="": None, alone=True)(
@@ -101,7 +101,7 @@ def test_a_single_rank_mentions_no_others(monkeypatch, caplog):
 
 
 def test_a_start_reports_its_progress(run, monkeypatch, caplog):
-    """So the other ranks see the progress of a large checkpoint on a slow volume."""
+    """The log says how much of the checkpoint is read, for ranks that wait for a slow volume."""
     assert run("--steps", "2") == 0
     monkeypatch.setattr(storage, "FIRST_LINE_S", 0.0)
     monkeypatch.setattr(storage, "NEXT_LINE_S", 0.0)
@@ -111,7 +111,7 @@ def test_a_start_reports_its_progress(run, monkeypatch, caplog):
 
 
 def test_a_read_that_hangs_is_noticed_by_all(world):
-    """After the limit without any change. A peer's line is shown without control characters."""
+    """All ranks end after the limit without progress. No control character of a peer is shown."""
     for it in world("hang")[1:]:
         assert it.wait(60) == 1
         err = it.stderr.read()
@@ -120,7 +120,7 @@ def test_a_read_that_hangs_is_noticed_by_all(world):
 
 
 def test_the_death_of_rank_0_is_noticed_at_once(world):
-    """The waiting ranks notice it during the read: not after the limit, a minute here."""
+    """The waiting ranks notice the death during the read, and not after the limit of a minute."""
     processes = world("hang", 60)
     joined(processes)
     time.sleep(0.5)
@@ -133,7 +133,7 @@ def test_the_death_of_rank_0_is_noticed_at_once(world):
 
 
 def test_a_rank_0_that_is_stopped_is_noticed(world):
-    """Its store does not answer, and torch waits for ever: the pulse ends the process."""
+    """The store of a stopped rank 0 does not answer, and torch waits: the pulse ends the peers."""
     processes = world("hang")
     joined(processes)
     os.kill(processes[0].pid, signal.SIGSTOP)
@@ -143,7 +143,7 @@ def test_a_rank_0_that_is_stopped_is_noticed(world):
 
 
 def test_an_error_of_rank_0_ends_all(world):
-    """All ranks raise a user's mistake, with its exit code; trouble of the volume ends the life of
+    """All ranks raise a user's mistake, with its exit code; an error of the volume ends the life of
     all at once, and all report it."""
     refused, failed = world("refuse", 60), world("raise", 60)
     for it in refused:

@@ -1,4 +1,4 @@
-"""The thread that exits when the main thread cannot: alone, without a trainer."""
+"""The thread that ends a process when the main thread cannot, without a trainer."""
 
 import select
 import signal
@@ -41,8 +41,8 @@ def ended(process):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_it_leaves_although_the_main_thread_is_in_c(watched, number):
-    """It exits in time, with 128 + the first signal's number."""
+def test_a_process_exits_although_its_main_thread_is_in_c(watched, number):
+    """The process exits in time, with 128 + the number of the first signal."""
     process = watched("""
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started by, such as nohup
 dog = Watchdog(lambda waited_s: waited_s > 1.2, lambda: os.write(1, b" heard"))
@@ -57,7 +57,7 @@ stuck()
 
 
 def test_a_failing_or_hanging_callback_does_not_block_the_exit(watched):
-    """A full pipe without a reader does not block it either."""
+    """Neither a callback that raises nor a full pipe without a reader blocks the exit."""
     process = watched("""
 os.set_blocking(2, False)
 try:
@@ -73,8 +73,8 @@ stuck()
 
 
 @pytest.mark.alone
-def test_a_second_ctrl_c_exits_at_once_where_it_is_allowed(watched):
-    """With `hurried`; without it the process keeps its time."""
+def test_a_second_ctrl_c_exits_at_once_if_allowed(watched):
+    """With `hurried` the second signal ends the process; without it the process keeps its time."""
     code = "\ndog = Watchdog(lambda waited_s: waited_s > 2, hurried={})\nstuck()\n"
     took = {}
     for hurried in ("[signal.SIGINT]", "()"):
@@ -113,7 +113,7 @@ def test_an_ignored_sighup_stays_ignored(watched):
 
 @pytest.mark.parametrize("grace_s", [1, 5, 10, 30, 60, 3600])
 def test_a_worker_exits_before_its_kill_and_its_launcher_before_the_kubelet_acts(grace_s):
-    """For any grace period, each has its own part of it."""
+    """Worker, kill and launcher each have their own part of any grace period."""
     limits = [limit_s(grace_s, margin_s) for margin_s in (WORKER_S, KILL_S, LAUNCHER_S)]
     assert 0.5 * grace_s <= limits[0] < limits[1] < limits[2] < grace_s
     assert limits[2] <= max(grace_s - 3, 0.82 * grace_s)

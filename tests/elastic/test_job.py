@@ -74,9 +74,9 @@ def job(corpus, tmp_path, spawn):
 
 
 def test_ctrl_c_commits_and_the_same_command_continues(job, corpus, tmp_path):
-    """After the kill of worker-0's pod: exit code 130 with a checkpoint, at once. Submitted again
-    it equals the undisturbed run. No step is repeated, although nothing was saved before: the
-    survivors continue. The ledger names the lost pod."""
+    """Ctrl-C after the kill of worker-0's pod gives exit code 130 and a checkpoint at once.
+    Submitted again, the run equals an undisturbed one. No step is repeated after the kill, although
+    nothing was saved: the survivor continues. The ledger names the lost pod."""
     it = job()
     it.kill(0)
     it.reach(it.last_step() + 8)

@@ -1,4 +1,4 @@
-"""Real launchers, one a loopback address, killed at the worst places, with a toy worker."""
+"""Real launchers with toy workers, each pod at a loopback address, killed at the worst moments."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def running(tmp_path_factory) -> Iterator[Job]:
 
 @pytest.fixture
 def job(running: Job) -> Job:
-    """A running job of three pods, after any actions of the test before."""
+    """A running job of three pods, which is repaired after the test before."""
     running.whole()
     return running
 
@@ -37,8 +37,8 @@ def workers_but(job: Job, lost: int) -> dict[int, int]:
     return {i: job.worker(i) for i in job.pods if i != lost}
 
 
-def test_a_signal_to_every_process_of_a_pod_leaves_the_worker_its_time(job):
-    """Like Slurm's signal: the fork server survives, or its workers would die; the worker stops."""
+def test_sigterm_does_not_end_the_fork_server_of_a_pod(job):
+    """Slurm signals every process: the fork server must survive, or its workers would die."""
     (pod, worker), before = (job.pods[1].pid, job.worker(1)), job.log(1)
     (server,) = [child for child in children(pod) if worker in children(child)]
     os.kill(server, signal.SIGTERM)
@@ -68,7 +68,7 @@ def crashes(job: Job) -> None:
 
 
 def without_server(job: Job) -> None:
-    """Without the process that forks the workers, the pod makes a new one."""
+    """The process that forks the workers is killed, and the pod makes a new one."""
     old = job.worker(1)
     server = int(Path(f"/proc/{old}/stat").read_text().rpartition(")")[2].split()[1])
     assert server != job.pods[1].pid
@@ -89,8 +89,8 @@ def without_server(job: Job) -> None:
     ],
 )
 def test_a_lost_worker_is_replaced(job, harm, how):
-    """At once after a kill, and its launcher logs how it ended; the others' workers are the same
-    processes."""
+    """A killed worker is replaced at once, and its launcher logs how it ended; the others' workers
+    are the same processes."""
     old, others = job.worker(1), workers_but(job, 1)
     harm(job)
     until(lambda: job.worker(1) != old, "a new worker")
@@ -100,7 +100,7 @@ def test_a_lost_worker_is_replaced(job, harm, how):
 
 
 def test_no_semaphore_of_a_killed_pod_remains(job):
-    """None exists at any time: neither the worker nor its launcher has a semaphore."""
+    """Neither the worker nor its launcher has a semaphore at any time."""
     for pid in (job.worker(1), job.pods[1].pid):
         assert "/dev/shm/sem." not in Path(f"/proc/{pid}/maps").read_text()
 
@@ -111,7 +111,7 @@ def sockets(pid: int) -> set[str]:
 
 
 def test_no_process_of_a_pod_holds_a_connection_of_its_launcher(job):
-    """It would outlive a killed launcher, and the others would not notice the death at once."""
+    """Such a connection would outlive a killed launcher, and hide its death from the others."""
     launcher, worker = job.pods[1].pid, job.worker(1)
     assert len(sockets(launcher)) > 3
     for pid in (worker, *children(launcher)):
@@ -156,7 +156,7 @@ def test_a_final_error_ends_its_pod_with_its_code_and_message(job):
 
 
 def test_a_final_error_after_sigterm_is_not_lost(job):
-    """A worker meets one while its pod stops: the error is reported, and the pod ends with 2."""
+    """An error of a worker while its pod stops is reported, and the pod ends with 2."""
     others = workers_but(job, 2)
     job.order(2, "spoil")
     job.pods[2].terminate()
@@ -167,7 +167,7 @@ def test_a_final_error_after_sigterm_is_not_lost(job):
 
 
 def test_the_end_does_not_wait_for_a_lost_pod(job):
-    """One launcher dies after the last step: its peers end with 0, and so does its successor."""
+    """If a launcher dies after the last step, its peers and its successor end with 0."""
     job.order(2, "vanish")
     (job.folder / "end").touch()
     assert job.exit_code(2) == -signal.SIGKILL
@@ -184,8 +184,8 @@ def waiting_alone(folder: Path, slot: int) -> Job:
 
 
 @pytest.mark.parametrize(("slot", "number"), [(3, signal.SIGTERM), (4, signal.SIGINT)])
-def test_a_pod_that_waits_can_be_stopped_and_sees_the_end(tmp_path, slot, number):
-    """It waits for others: a signal ends it with 128 + its number, the end of the run with 0."""
+def test_a_waiting_pod_ends_by_a_signal_or_with_the_run(tmp_path, slot, number):
+    """A signal ends a waiting pod with 128 + its number, and the end of the run ends it with 0."""
     stopped = waiting_alone(tmp_path / "stopped", slot)
     ended = waiting_alone(tmp_path / "ended", slot + 2)
     try:
@@ -222,7 +222,7 @@ def doubled(tmp_path):
 
 
 def test_a_worker_of_two_in_a_pod_is_replaced_alone(doubled):
-    """Its sibling stays the same process; each worker has its own launcher."""
+    """A killed worker's sibling stays the same process; each worker has its own launcher."""
     (killed, sibling), others = doubled.workers(0), doubled.workers(1)
     os.kill(killed, signal.SIGKILL)
     until(lambda: doubled.workers(0)[0] != killed, "a new worker")
@@ -232,8 +232,8 @@ def test_a_worker_of_two_in_a_pod_is_replaced_alone(doubled):
 
 
 def test_a_pod_with_two_workers_ends_as_its_launchers_do(doubled):
-    """Stopped: both workers stop, and 143; an error of one: the other gets time to stop, and the
-    error's code; killed: both die."""
+    """A stopped pod ends with 143; if one worker has an error, the other gets time to stop, and the
+    pod ends with the error's code; with a killed pod both workers die."""
     doubled.pods[1].terminate()
     assert doubled.exit_code(1) == 143
     doubled.goes_on(2)

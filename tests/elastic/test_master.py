@@ -10,7 +10,7 @@ STEPS = 60
 
 
 class MasterJob(Training):
-    """Pod 0 is the Master; the environment is that of `pt/envvar.go`, with its RANK of a pod."""
+    """Pod 0 is the Master; the environment is as in `pt/envvar.go`, where RANK numbers the pods."""
 
     def operator_env(self, i: int) -> dict[str, str]:
         host = f"{self.prefix}.100"
@@ -33,7 +33,7 @@ def job(tmp_path, corpus):
     made.close()
 
 
-def test_a_lost_worker_and_a_lost_master_cost_nothing_of_the_run(tmp_path, corpus, job):
+def test_a_lost_worker_and_a_lost_master_change_no_bit(tmp_path, corpus, job):
     """Both are killed and replaced: three pods do every step, with the undisturbed run's bits."""
     job.whole()
     for lost in (2, 0):

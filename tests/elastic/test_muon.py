@@ -1,4 +1,4 @@
-"""Muon in real processes: the bits of one process in any world, and no half done step."""
+"""Muon in real processes: the bits of one process in any world, and no half-done step."""
 
 import os
 from pathlib import Path
@@ -82,7 +82,7 @@ def undisturbed(corpus, tmp_path_factory):
 
 @pytest.mark.parametrize(("world", "kind"), [(2, "muon"), (3, "autoresearch"), (5, "muon")])
 def test_every_world_has_the_bits_of_one_process(corpus, undisturbed, tmp_path, world, kind):
-    """Every loss, every state, and the bytes of the last: with 2, 3 and 5 ranks."""
+    """With 2, 3 and 5 ranks, every loss, every state and the bytes of the last state are equal."""
     trained(world, *flags(corpus, tmp_path / "run", kind))
     check_same_bits(tmp_path / "run", undisturbed(kind))
     assert all("state_fp" in line for line in history(tmp_path / "run"))
@@ -93,10 +93,10 @@ def test_every_world_has_the_bits_of_one_process(corpus, undisturbed, tmp_path, 
     [("muon", KILLED, 6), ("autoresearch", KILLED, 6), ("autoresearch", KILLED_LATER, 7)],
     ids=["muon-gather", "autoresearch-gather", "autoresearch-step"],
 )
-def test_a_peer_is_lost_in_the_middle_of_a_step(corpus, undisturbed, tmp_path, kind, killed, step):
-    """Lost in the gather: the survivors have the whole step before. Lost in its changes: they have
-    that step. Parameters, momentum and moments equal an undisturbed process, no step is repeated,
-    and the run ends with the same bits."""
+def test_a_lost_peer_leaves_no_half_done_step(corpus, undisturbed, tmp_path, kind, killed, step):
+    """If a peer is lost in the gather, the survivors keep the step before; if it is lost within its
+    updates, they keep that step. Parameters, momentum and moments are those of an undisturbed
+    process, no step is repeated, and the run ends with the same bits."""
     run = tmp_path / "run"
     env = {"PET_NPROC_PER_NODE": "3", "OMP_NUM_THREADS": "1", "KILLED": str(tmp_path / "killed")}
     code = EVERY_STATE + killed + forked.LAUNCH
@@ -114,6 +114,6 @@ def test_a_peer_is_lost_in_the_middle_of_a_step(corpus, undisturbed, tmp_path, k
 
 
 def test_an_audit_recomputes_a_run_with_muon(undisturbed):
-    """Rates, momenta and decays of every step follow from log and configuration."""
+    """An audit derives rates, momenta and decays of every step from log and configuration."""
     code, text = audit(undisturbed("autoresearch"), "--whole")
     assert code == 0 and f"same bits: steps 1 to {STEPS} of {STEPS}" in text

@@ -1,4 +1,4 @@
-"""Real launchers and trainers: ranks are lost and join, no survivor ends, no bit changes."""
+"""Real launchers and trainers: if ranks are lost and join, no survivor ends, no bit changes."""
 
 import os
 import signal
@@ -23,8 +23,8 @@ def job(corpus, tmp_path):
     it.close()
 
 
-def test_a_worker_and_the_pod_of_rank_0_are_killed(job, corpus, tmp_path):
-    """Only the process of rank 2 stays the same from the first step to the last."""
+def test_kills_of_a_worker_and_of_rank_0_change_no_bit(job, corpus, tmp_path):
+    """The third rank keeps its process, no step is repeated, and all lines are as undisturbed."""
     survivor = job.worker(2)
     os.kill(job.worker(1), signal.SIGKILL)
     job.goes_on(2)
@@ -39,7 +39,7 @@ def test_a_worker_and_the_pod_of_rank_0_are_killed(job, corpus, tmp_path):
 
     events = read_ledger(job.folder)
     starts = [it for it in events if it["event"] == "start"]
-    assert [it["redo"] for it in starts] == [0, 0]  # the second: of the records, by a new rank 0
+    assert [it["redo"] for it in starts] == [0, 0]  # a new rank 0 writes the second
     worlds = [it for it in events if it["event"] == "world"]
     lost = [(it["pod"], it["rank"]) for world in worlds for it in world["lost"]]
     assert lost == [("pod-1", 1), ("pod-0", 0)]

@@ -1,4 +1,4 @@
-"""Worlds that change their size by SIGKILL, at random moments: the bits are those of one process.
+"""Worlds that are killed at random moments, and change their size, have the bits of one process.
 
 Each world is the container's entrypoint with real torchrun agents and gloo, killed as a whole: a
 life continues from the newest checkpoint.
@@ -78,8 +78,8 @@ class World:
         until(condition, why=self.log.read_text)
 
 
-def test_schedules(books, undisturbed, tmp_path):
-    """Every number and every bit over two epochs."""
+def test_random_kills_and_world_sizes_change_no_bit(books, undisturbed, tmp_path):
+    """Lives of 2, 5, 7 and 1 ranks have every number and bit of one process over two epochs."""
     sizes = (2, 5, 7, 1)
     seed = secrets.randbits(32)
     print(f"seed {seed}")
@@ -101,10 +101,10 @@ def test_schedules(books, undisturbed, tmp_path):
     assert {start["world_size"] for start in starts} == set(sizes)
 
 
-def test_a_decision_outlives_a_kill(books, tmp_path, monkeypatch, train_here):
-    """on_bad=quarantine, SIGKILL between decision and checkpoint, a repaired file, other sizes.
+def test_a_quarantine_decision_survives_a_kill(books, tmp_path, monkeypatch, train_here):
+    """After SIGKILL between decision and checkpoint, each life quarantines at the same step.
 
-    Every life takes the decision at the same step, with the bits of one process.
+    The file is repaired, and the world size differs; the bits are those of one process.
     """
     dataset = open_dataset(shutil.copytree(books, tmp_path / "data"))
     sizes = [group.tokens for group in dataset.row_groups("train")]

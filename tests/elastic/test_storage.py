@@ -31,9 +31,9 @@ def damage(run: Path, name: str) -> None:
     shard.write_bytes(raw)
 
 
-def test_damaged_checkpoints_at_three_ranks(corpus, tmp_path):
-    """A flipped bit in the newest checkpoint: it is set aside, and the run uses the one before. In
-    all of them: exit code 4, and no training or run begins."""
+def test_damaged_checkpoints_are_skipped_or_refused_by_three_ranks(corpus, tmp_path):
+    """If the newest checkpoint is damaged, it is set aside, and the run uses the one before. If all
+    are damaged, the exit code is 4, and no training begins."""
     run = tmp_path / "run"
     assert launch(corpus, run, 40)[0] == 0
     newest, before = store.names(run)[:2]

@@ -1,4 +1,4 @@
-"""Real torchrun agents on gloo: any number of processes is the same run."""
+"""Real torchrun agents on gloo: any number of processes has the same run."""
 
 import json
 import os
@@ -69,8 +69,8 @@ ExactSums.begin, ExactSums._add, ExactSums.finish = counted, large, told
 
 
 def test_a_step_whose_sums_overflow_on_one_rank_is_repeated_by_all(corpus, tmp_path):
-    """In mid-run: the fourth step, in which lane 6 of rank 1 overflows the grids, and the fifth, in
-    which they are too coarse. The run equals that of one process, bit for bit."""
+    """All ranks repeat the fourth step, in which lane 6 of rank 1 overflows the grids, and the
+    fifth, in which the grids are too coarse. The run has the bits of one process."""
     flags = [*SMALL, "--data", str(corpus), "--steps", "8", "--eval-every", "4", "--run-dir"]
     for world in (1, 2):
         for said in train(world, *flags, str(tmp_path / str(world)), code=OVERFLOW):
@@ -80,7 +80,7 @@ def test_a_step_whose_sums_overflow_on_one_rank_is_repeated_by_all(corpus, tmp_p
 
 
 def test_a_mistake_is_reported_once_with_any_number_of_ranks(corpus, tmp_path):
-    """More workers than lanes: one line from rank 0, exit code 2, and no file remains."""
+    """More workers than lanes give one line from rank 0 and exit code 2, and no file remains."""
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "2"]
     err = "".join(ended(ranks(3, *flags, "--lanes", "2", "--batch", "8"), 2))
     assert err.count("3 workers but only 2 lanes") == 1

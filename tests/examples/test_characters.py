@@ -17,7 +17,7 @@ torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=1024.0
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    """Those of a text of which each of two ranks has 15 rows: 5 steps an epoch."""
+    """Flags with a text of 15 rows for each of two ranks, which is 5 steps an epoch."""
     text = tmp_path_factory.mktemp("text") / "text.txt"
     text.write_text((ROOT / "LICENSE").read_text()[:2200])
     return (*FLAGS, "--text", str(text))
@@ -25,16 +25,16 @@ def flags(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(flags, tmp_path_factory):
-    """The folder of a run of two ranks in fp16 that nobody disturbs."""
+    """The folder of an undisturbed run of two ranks in fp16."""
     folder = tmp_path_factory.mktemp("characters")
     codes, said = run(2, "characters", *flags, "--folder", str(folder), harm=SCALE)
     assert codes == [0, 0], said
     return folder
 
 
-def test_dropout_and_scale_go_on_where_they_were(undisturbed, flags, tmp_path):
-    """After a SIGKILL within an epoch parameters, moments, the scale of fp16 and the random numbers
-    of each rank, which has its own, are the same bits as without."""
+def test_dropout_and_scale_continue_after_a_kill(undisturbed, flags, tmp_path):
+    """After a SIGKILL within an epoch, parameters, moments, the scale of fp16 and each rank's own
+    random numbers have the bits of an undisturbed run."""
     flags = (*flags, "--folder", str(tmp_path))
     dying = AT_CALL.format(method="torch.amp.GradScaler.update", n=8) + SCALE
     codes, _ = run(2, "characters", *flags, harm=dying)
@@ -48,8 +48,8 @@ def test_dropout_and_scale_go_on_where_they_were(undisturbed, flags, tmp_path):
     assert first != second
 
 
-def test_gradients_are_clipped_as_they_are_not_as_they_are_scaled(flags, tmp_path, monkeypatch):
-    """What the optimizer gets in fp16 has the norm of the limit, to a thousandth."""
+def test_gradients_are_unscaled_before_they_are_clipped(flags, tmp_path, monkeypatch):
+    """The optimizer gets fp16 gradients whose norm is the limit, to a thousandth."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     for name in ("RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
@@ -72,8 +72,8 @@ def test_gradients_are_clipped_as_they_are_not_as_they_are_scaled(flags, tmp_pat
     assert [float(norm) for norm in seen] == [pytest.approx(0.01, rel=1e-3)]
 
 
-def test_a_model_of_two_ranks_writes_on_one(undisturbed, flags, tmp_path):
-    """The snapshot is read without `module.` in its names; a character it never saw is refused."""
+def test_one_process_samples_from_a_snapshot_of_two_ranks(undisturbed, flags, tmp_path):
+    """One process reads the snapshot of two; an unknown character or no snapshot is refused."""
     shutil.copytree(undisturbed, tmp_path / "run")
     there = (*flags, "--folder", str(tmp_path / "run"))
     codes, said = run(1, "characters", *there, "--sample", "License", harm=TO_STDERR)

@@ -1,4 +1,4 @@
-"""examples/digits.py: killed where it hurts, on disks that are not shared, at any world size."""
+"""examples/digits.py: after kills, on separate disks, and at other world sizes."""
 
 import csv
 import re
@@ -23,7 +23,7 @@ SHORT = ("--epochs", "1", *FLAGS[2:])
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """(folder, what each rank said) of a run of two ranks that nobody disturbs."""
+    """(folder, the output of each rank) of an undisturbed run of two ranks."""
     folder = tmp_path_factory.mktemp("digits")
     return folder, succeed(2, "digits", *FLAGS, "--folder", str(folder))
 
@@ -37,11 +37,11 @@ def undisturbed(tmp_path_factory):
     ],
     ids=["between epochs", "within an epoch", "while the snapshot is written"],
 )
-def test_a_run_that_is_killed_goes_on_at_its_very_step(undisturbed, tmp_path, harm, goes_on):
-    """After a SIGKILL and a second start, all of the last snapshot is the same bits as without."""
+def test_a_killed_run_continues_at_the_same_step(undisturbed, tmp_path, harm, goes_on):
+    """After a SIGKILL and a second start, the last snapshot has the bits of an undisturbed run."""
     flags = (*FLAGS, "--folder", str(tmp_path))
     codes, _ = run(2, "digits", *flags, harm=harm)
-    assert -9 in codes and 0 not in codes  # the rank that was left has noticed, and ended
+    assert -9 in codes and 0 not in codes  # the other rank has noticed the kill, and ended
     said = succeed(2, "digits", *flags)
     assert f"continues {goes_on}" in said[0]
     assert bits(state(tmp_path)) == bits(state(undisturbed[0]))
@@ -52,7 +52,7 @@ def test_a_run_that_is_killed_goes_on_at_its_very_step(undisturbed, tmp_path, ha
 @pytest.mark.parametrize("torn", [False, True], ids=["absent", "torn"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_snapshot_that_one_rank_lacks_is_sent_by_the_other(undisturbed, tmp_path, rank, torn):
-    """On disks of their own, all ranks go on in the same epoch, whichever of them has the file."""
+    """With separate disks, all ranks continue in the same epoch, whichever rank has the file."""
     whole = undisturbed[0] / "snapshot.pt"
     for number in (0, 1):
         folder = tmp_path / str(number)
@@ -67,15 +67,15 @@ def test_a_snapshot_that_one_rank_lacks_is_sent_by_the_other(undisturbed, tmp_pa
     assert codes == [0, 0]
     assert "continues in epoch 3, after 0 samples" in said and "epoch 0 " not in said
     assert ("is damaged" in said) == torn
-    # and rank 0 leaves on its disk what the run has found so far
+    # rank 0 also writes the results of the run to its disk
     assert (tmp_path / "0/best.pt").read_bytes() == (undisturbed[0] / "best.pt").read_bytes()
     assert len((tmp_path / "0/results.csv").read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize("torn", [True, False])
 def test_a_file_that_is_no_snapshot_is_refused_by_all_ranks(undisturbed, tmp_path, torn):
-    """A torn one, and a model that was saved alone under its name: nothing is trained over it, and
-    the message names the file and what to do."""
+    """A torn snapshot, or a model that was saved under its name, is not overwritten; the message
+    names the file and the fix."""
     content = b"PK\3\4 torn" if torn else (undisturbed[0] / "best.pt").read_bytes()
     (tmp_path / "snapshot.pt").write_bytes(content)
     codes, said = run(2, "digits", *SHORT, "--folder", str(tmp_path))
@@ -83,8 +83,8 @@ def test_a_file_that_is_no_snapshot_is_refused_by_all_ranks(undisturbed, tmp_pat
     assert codes == [1, 1] and all(what in text and "remove it" in text for text in said)
 
 
-def test_nodes_with_other_flags_are_told_before_they_wait_for_each_other(tmp_path):
-    """Both ranks end with the flag's name: with fewer epochs, one would leave the other alone."""
+def test_nodes_with_different_flags_are_refused_at_the_start(tmp_path):
+    """Both ranks end with the name of the flag: with fewer epochs, one would leave the other."""
     own = "sys.argv += ['--epochs', str(2 + int(os.environ['RANK']))]\n"
     codes, said = run(2, "digits", "--folder", str(tmp_path), harm=own)
     assert codes == [1, 1] and not list(tmp_path.iterdir())
@@ -102,8 +102,8 @@ def test_nodes_with_other_flags_are_told_before_they_wait_for_each_other(tmp_pat
         (("--folder", "/dev/null/run", "--save-every", "1"), 1, "cannot be written"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(tmp_path, flags, code, message):
-    """The value and the rule, without a traceback; no snapshot that is not a number is left."""
+def test_impossible_flags_give_one_line_error(tmp_path, flags, code, message):
+    """The line has the value and the rule, without a traceback; all saved weights are finite."""
     where = () if "--folder" in flags else ("--folder", str(tmp_path))
     codes, said = run(1, "digits", *where, *flags)
     assert codes == [code] and message in said[0] and "Traceback" not in said[0]
@@ -111,8 +111,8 @@ def test_what_cannot_be_is_told_in_one_line(tmp_path, flags, code, message):
         assert tensor.isfinite().all(), name
 
 
-def test_ctrl_c_is_no_error_and_the_run_goes_on(tmp_path):
-    """One line instead of a traceback, exit code 130; behind it the same command goes on."""
+def test_ctrl_c_is_no_error_and_the_run_continues(tmp_path):
+    """Ctrl-C gives one line and exit code 130, without a traceback; the same command continues."""
     stop = AT_CALL.format(method="torch.optim.SGD.step", n=5)
     stop = stop.replace("SIGKILL", "SIGINT").replace('os.environ["RANK"] == "1"', "True")
     own = "signal.signal(signal.SIGINT, signal.default_int_handler)\n" + stop
@@ -124,15 +124,15 @@ def test_ctrl_c_is_no_error_and_the_run_goes_on(tmp_path):
     )
 
 
-def test_another_setting_is_refused(undisturbed, tmp_path):
-    """Another seed means another split: the model would be tested on what it was trained on."""
+def test_a_run_with_another_seed_is_refused(undisturbed, tmp_path):
+    """Another seed means another split: the model would be tested on its own training images."""
     shutil.copytree(undisturbed[0], tmp_path / "run")
     codes, said = run(1, "digits", "--folder", str(tmp_path / "run"), "--seed", "9")
     assert codes == [1] and "seed is 9" in said[0] and "has 1" in said[0]
 
 
-def test_the_same_images_are_tested_once_by_any_number_of_ranks(undisturbed, tmp_path):
-    """1, 2 and 3 ranks count 359 images each, and measure one model the same to rounding."""
+def test_any_number_of_ranks_tests_each_image_once(undisturbed, tmp_path):
+    """Worlds of 1, 2 and 3 ranks test 359 images each, and get the same loss but for rounding."""
     found = []
     for world in (1, 2, 3):
         folder = tmp_path / str(world)
@@ -147,7 +147,7 @@ def test_the_same_images_are_tested_once_by_any_number_of_ranks(undisturbed, tmp
 
 
 def test_the_best_checkpoint_is_the_best_over_all_ranks(undisturbed, monkeypatch):
-    """Its tensors have no `module.` in their names; on one process it does as results.csv says."""
+    """It loads without `module.` in its names, and one process measures what results.csv has."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from digit_images import build, datasets
 
@@ -165,8 +165,8 @@ def test_the_best_checkpoint_is_the_best_over_all_ranks(undisturbed, monkeypatch
     assert [row["lr"] for row in rows] == ["0.05"] * 3
 
 
-def test_a_run_goes_on_at_another_world_size(tmp_path):
-    """Three ranks killed within an epoch; one goes on, and counts what all three have trained."""
+def test_a_run_continues_at_another_world_size(tmp_path):
+    """Three ranks are killed within an epoch; one continues after the samples of all three."""
     flags = (*SHORT, "--folder", str(tmp_path))
     run(3, "digits", *flags, harm=AT_CALL.format(method="torch.optim.SGD.step", n=5))
     said = succeed(1, "digits", *flags)
@@ -183,8 +183,8 @@ def ddp(monkeypatch):
     return ddp
 
 
-def test_an_epoch_has_no_sample_twice_and_each_has_another_order(ddp):
-    """Of 100 samples on 3 ranks, 99 come once; from the middle on, those that are left come."""
+def test_an_epoch_has_each_sample_once_in_its_own_order(ddp):
+    """Three ranks get 99 of 100 samples once; an epoch that is resumed has the remaining ones."""
     import samplers
 
     def epoch(number, done=0):
@@ -201,7 +201,7 @@ def test_an_epoch_has_no_sample_twice_and_each_has_another_order(ddp):
     assert len(set(sum(first, []))) == len(sum(first, [])) == 99
     assert first != second
     assert epoch(0, done=30) == [share[10:] for share in first]
-    # 31 samples of another world size: the 31st does not come again
+    # 31 samples were done at another world size: the 31st is not repeated
     assert epoch(0, done=31) == [share[11:] for share in first]
 
 
@@ -215,7 +215,7 @@ def test_an_epoch_has_no_sample_twice_and_each_has_another_order(ddp):
     ids=["alone", "torchrun", "srun"],
 )
 def test_ranks_come_from_torchrun_or_srun(ddp, env, found):
-    """A command in a shell of Slurm's is one process; half of torchrun's variables are refused."""
+    """A command in a shell of Slurm is one process; incomplete variables are refused."""
     meet = {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert ddp.ranks(env | meet) == found
     if "SLURM_PROCID" in env:

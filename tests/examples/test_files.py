@@ -1,4 +1,4 @@
-"""What lies in examples/ is what its pages, its image and its manifest say."""
+"""The job of examples/ fits the script and the image."""
 
 import re
 
@@ -10,8 +10,8 @@ from support.paths import ROOT
 from gptddp import __version__
 
 
-def test_the_job_runs_the_script_that_the_image_has():
-    """Of this version, in the folder to which the Dockerfile copies it."""
+def test_the_job_runs_the_script_in_the_image():
+    """The job has the image of this version, and the path of the script in it."""
     own = container(yaml.safe_load((EXAMPLES / "job.yaml").read_text()))
     assert own["image"] == f"gptddp:{__version__}"
     assert own["env"] == [{"name": "OMP_NUM_THREADS", "value": own["resources"]["limits"]["cpu"]}]

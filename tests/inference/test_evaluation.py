@@ -47,8 +47,8 @@ def evaluated(*args):
     return json.loads(result.stdout)
 
 
-def test_it_is_the_evaluation_of_the_run_itself(run, corpus):
-    """With as many tokens it has every bit of the log's val_loss and val_bpb, for the newest
+def test_eval_gives_the_numbers_of_the_runs_own_evaluation(run, corpus):
+    """With as many tokens `eval` gives every bit of the log's val_loss and val_bpb, for the newest
     checkpoint and for a given step; the printed line has the same numbers."""
     by_step = {line["step"]: line for line in history(run)}
     newest = evaluated(run, corpus, "--tokens", 512)
@@ -61,7 +61,7 @@ def test_it_is_the_evaluation_of_the_run_itself(run, corpus):
     assert f"loss {newest['loss']:.4f} nats a token, {newest['bpb']:.4f} bits a byte" in line
 
 
-def test_a_step_is_sampled_and_exported_too(run, tmp_path):
+def test_a_given_step_is_sampled_and_exported(run, tmp_path):
     """`--step 2` uses the checkpoint of step 2, by default the newest. A step without a checkpoint
     is refused with a list of steps, and `checkpoints` takes --step only with --export."""
     for step in (2, 4):
@@ -82,8 +82,8 @@ def test_a_step_is_sampled_and_exported_too(run, tmp_path):
     assert refused.exit_code == 2 and "--step selects the checkpoint" in refused.stderr
 
 
-def test_a_split_is_evaluated_as_a_whole_by_definition(run, tmp_path, books, corpus):
-    """It is the mean over all targets, and bits per byte of text; train gives other numbers."""
+def test_a_whole_split_is_evaluated_by_definition(run, tmp_path, books, corpus):
+    """In each split the loss is the mean over all targets, and all bytes of the text count."""
     file = str(corpus / "tokenizer.json")
     prepare([str(books)], str(tmp_path / "texts"), Settings(tokenizer=file, val_fraction=0.1))
     dataset = open_dataset(tmp_path / "texts")
@@ -114,7 +114,7 @@ def dataset_texts(dataset, split):
 
 
 def test_two_ranks_give_the_same_bits_and_one_report(run, corpus, tmp_path):
-    """As under torchrun: each evaluates a part of the rows, and only rank 0 prints."""
+    """Under torchrun each rank evaluates a part of the rows, and only rank 0 prints."""
     code = f"import os, sys\nsys.stdout = open('{tmp_path}/' + os.environ['RANK'], 'w')\n{MAIN}"
     found = ranks(2, "eval", str(run), str(corpus), "-o", "json", code=code)
     assert [it.wait(60) for it in found] == [0, 0], found[0].stderr.read()

@@ -118,8 +118,8 @@ def test_a_given_tokenizer_keeps_its_post_processor(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", [".", "/", "..", "", "model"])
-def test_a_name_that_exists_or_is_no_name_is_refused(run, tmp_path, monkeypatch, name):
-    """The existing folder is not changed."""
+def test_an_existing_or_impossible_name_is_refused(run, tmp_path, monkeypatch, name):
+    """The message has the fix, and the existing folder is not changed."""
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     result = invoke(run, "--export", name)
@@ -177,9 +177,7 @@ def test_a_disk_that_is_full_at_any_write_leaves_nothing(run, loaded, tmp_path, 
     assert number > 10 and len(os.listdir(tmp_path / "new/model")) == 4
 
 
-def test_every_file_is_on_the_disk_before_the_folder_has_its_name(
-    run, loaded, tmp_path, monkeypatch
-):
+def test_every_file_is_synced_before_the_folder_has_its_name(run, loaded, tmp_path, monkeypatch):
     """Otherwise a power cut would leave a folder that looks complete, with empty files."""
     disk = Writes(tmp_path, monkeypatch.setattr)
     with disk.failing(0, None, False):
@@ -206,8 +204,8 @@ def test_rows_that_pad_a_vocabulary_are_not_exported(books, tmp_path, train_here
     assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "model.safetensors"]
 
 
-def test_a_disk_too_small_for_the_weights(run, tmp_path):
-    """On a real tmpfs: the library that writes the weights raises its own errors."""
+def test_a_disk_too_small_for_the_weights_is_reported(run, tmp_path):
+    """The error of the library that writes the weights is reported, and no file remains."""
     with small_disk(tmp_path, "64k"):
         result = invoke(run, "--export", tmp_path / "model")
         assert result.exit_code == 2 and "No space left" in result.stderr
@@ -215,7 +213,7 @@ def test_a_disk_too_small_for_the_weights(run, tmp_path):
 
 
 def test_a_dataset_of_another_tokenizer_is_refused(run, corpus, tmp_path):
-    """Also a tokenizer of equal size: an export or a sample with it would be meaningless."""
+    """Export and sample refuse even a tokenizer of equal size, as the text would be meaningless."""
     (tmp_path / "texts").mkdir()
     for number in range(9):
         (tmp_path / f"texts/{number}.txt").write_text(f"{number} quick brown foxes " * 400)
@@ -232,7 +230,7 @@ def test_a_dataset_of_another_tokenizer_is_refused(run, corpus, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_without_a_checkpoint(run, tmp_path):
+def test_an_export_without_a_checkpoint_is_refused(run, tmp_path):
     """A folder that is no run and a run without a checkpoint have different messages."""
     assert "not a run directory" in invoke(tmp_path, "--export", tmp_path / "m").stderr
     (tmp_path / "ledger.jsonl").write_bytes((run / "ledger.jsonl").read_bytes())

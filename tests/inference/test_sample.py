@@ -44,8 +44,8 @@ def net(request):
     "prompt", ["", "the quick", "the quick brown", "the quick brown fox jumps"]
 )
 def test_each_token_is_the_likeliest_after_the_tokens_of_a_row(net, prompt):
-    """By definition, without a cache: the likeliest token after BOS and the text so far, cut to the
-    newest seq_len tokens; also for a prompt that is longer."""
+    """Each token is the likeliest one, without a cache, after BOS and the text so far, cut to the
+    newest seq_len tokens; also after a prompt that is longer."""
     ids = [256, *prompt.encode()]
     for made in generate(net, byte_tokenizer(), prompt, **PLAIN | {"temperature": 0.0}):
         with torch.no_grad():
@@ -71,7 +71,7 @@ def test_the_cache_is_used(net, monkeypatch):
         net, "hidden", lambda x, **kwargs: (seen.append(x.shape[1]), hidden(x, **kwargs))[1]
     )
     list(generate(net, byte_tokenizer(), "abc", **PLAIN | {"tokens": 16}))
-    assert len(seen) > 5 and seen == [4, *[1] * 12, *[16] * 3][: len(seen)]  # or a text ends
+    assert len(seen) > 5 and seen == [4, *[1] * 12, *[16] * 3][: len(seen)]  # a text may end before
 
 
 class _Logits:
@@ -168,7 +168,7 @@ SAID = b"[0.0 s] loading torch\nstep 7, seed 0\n"
 
 @pytest.fixture
 def slow(spawn):
-    """The command with that model and pipes."""
+    """`gptddp sample` with the model of SLOW, and pipes."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = spawn([sys.executable, "-c", SLOW], cwd=ROOT, bufsize=0, **pipes)
     assert process.stdout.read(1) == b"p"
@@ -187,7 +187,7 @@ def test_tokens_are_printed_at_once_and_ctrl_c_ends_them_quietly(slow):
 
 
 def test_a_reader_that_closes_the_pipe_is_no_error(slow):
-    """As with `| head`: no traceback, no message."""
+    """If the reader ends, as in `| head`, there is no traceback and no message."""
     slow.stdout.close()
     slow.stdin.write(b"\n" * 8)
     assert slow.wait(20) == 1
@@ -195,7 +195,7 @@ def test_a_reader_that_closes_the_pipe_is_no_error(slow):
 
 
 def test_a_full_disk_behind_stdout_is_reported(spawn):
-    """One line and exit code 1, without a traceback."""
+    """A full disk gives one line and exit code 1, without a traceback."""
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with open("/dev/full", "wb") as full:
         process = spawn([sys.executable, "-c", SLOW], cwd=ROOT, bufsize=0, stdout=full, **pipes)

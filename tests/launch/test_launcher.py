@@ -60,7 +60,7 @@ STOP = {"event": "stop", "step": 5, "cause": "steps"}
         ([], [], 200, "Traceback"),  # torch is missing: an unexpected error may be retried
     ],
 )
-def test_causes_that_end_a_pod_before_the_rendezvous(python, tmp_path, args, run, code, words):
+def test_a_pod_that_ends_early_prints_one_line(python, tmp_path, args, run, code, words):
     """One line on stderr has the error, or says that the run is finished; even without torch."""
     if run:
         ledgers.begun(tmp_path, *run)
@@ -69,7 +69,7 @@ def test_causes_that_end_a_pod_before_the_rendezvous(python, tmp_path, args, run
     assert err.count("\n") == 1 or code == 200
 
 
-def test_help_is_printed(python):
+def test_the_launcher_prints_the_trainers_help(python):
     """--help shows the trainer's flags."""
     code, out, _ = ended(python(EARLY, "--help"))
     assert code == 0 and "--run-dir" in out
@@ -84,8 +84,8 @@ def test_the_launcher_does_not_start_on_another_torch(python):
     assert "Traceback" not in err
 
 
-def test_sigterm_ends_it_while_it_imports(python):
-    """Long before torchrun has its handlers, the exit code is 143."""
+def test_sigterm_ends_a_launcher_that_imports(python):
+    """SIGTERM before torchrun has its handlers gives exit code 143."""
     pod = python(LAUNCH, env=ENV)
     status, wanted = Path(f"/proc/{pod.pid}/status"), 1 << (signal.SIGTERM - 1)
 
@@ -98,7 +98,7 @@ def test_sigterm_ends_it_while_it_imports(python):
 
 
 def test_a_launcher_that_waits_for_its_peers_reports_that_it_is_alive(forked, tmp_path):
-    """Its loop reports again and again: not before its begin, and not when it stands still."""
+    """Its loop reports at intervals, but not before it begins, and not while it is stopped."""
     file = tmp_path / "alive"
     file.touch()
     os.utime(file, times=(0, 0))  # as of an earlier launcher
@@ -147,7 +147,7 @@ raise SystemExit(siblings.run(2, begin))
 """
 
 
-def test_one_stopped_launcher_makes_a_pod_of_several_not_alive(forked, tmp_path):
+def test_a_pod_of_several_launchers_is_alive_only_if_all_are(forked, tmp_path):
     """The oldest sign of life counts, and none comes before all have begun."""
     env = os.environ | {"GPTDDP_ALIVE": str(tmp_path / "alive")}
     assert forked(SIBLINGS, env=env).wait(60) == 0
@@ -156,7 +156,7 @@ def test_one_stopped_launcher_makes_a_pod_of_several_not_alive(forked, tmp_path)
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_mistake_that_the_workers_find_is_reported_once(python, tmp_path, workers):
-    """Without a dataset: exit code 2 and one line with the reason."""
+    """Without a dataset the pod ends with exit code 2 and one line with the reason."""
     flags = ["--data", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run")]
     code, out, err = ended(python(LAUNCH, *flags, env={"PET_NPROC_PER_NODE": str(workers)}))
     assert (code, out) == (2, ""), err
@@ -210,7 +210,7 @@ sys.exit(child.exitcode)
 def test_a_trainer_that_cannot_be_imported_ends_the_job_in_its_third_life(
     tmp_path, monkeypatch, capsys
 ):
-    """Exit code 5 with the error, like other errors of own code; torchrun would retry for ever."""
+    """The third life ends with exit code 5 and the error; torchrun would retry for ever."""
     monkeypatch.setenv("GPTDDP_VERDICT", str(tmp_path / "verdict.json"))
     monkeypatch.setenv("POD_NAME", "demo-worker-0")
     monkeypatch.delattr(gptddp, "train", raising=False)

@@ -54,7 +54,7 @@ def test_a_name_that_does_not_resolve_is_dialled_at_its_last_address():
 
 
 def test_a_relay_between_two_others_cannot_forge_an_end():
-    """A stranger is at a pod's address: its connection's end is no proof, a straight one wins."""
+    """If a stranger has a pod's address, only the end of a direct connection is a proof."""
 
     async def run():
         died, came = [], []
@@ -89,7 +89,7 @@ def test_a_relay_between_two_others_cannot_forge_an_end():
 
         stranger = await asyncio.start_server(relay, "127.0.0.1", 0)
         mine.dial(f"127.0.0.1:{stranger.sockets[0].getsockname()[1]}")
-        await until(lambda: came)  # as through a proxy
+        await until(lambda: came)  # through the relay
         ends[0].close()
         await until(lambda: len(came) == 2)  # the agent connects again
         mine.dial(f"127.0.0.1:{port}")
@@ -98,7 +98,7 @@ def test_a_relay_between_two_others_cannot_forge_an_end():
         await asyncio.sleep(0.2)
         assert (died, len(came)) == ([], 3)
         mine.end()
-        await until(lambda: died == ["abc"])  # the end of a straight connection is a proof
+        await until(lambda: died == ["abc"])  # the end of a direct connection is a proof
         server.close()
         stranger.close()
         await asyncio.sleep(0.1)

@@ -15,13 +15,13 @@ from support.mesh_pods import Pod
 def until(what, limit_s=20.0):
     end = time.monotonic() + limit_s
     while not (value := what()):
-        assert time.monotonic() < end, "it does not happen"
+        assert time.monotonic() < end, "not within the limit"
         time.sleep(0.005)
     return value
 
 
 class Job:
-    """Pods at addresses that only this process uses."""
+    """Pods at addresses that only this test process uses."""
 
     def __init__(self, folder, size, least, most):
         pid = os.getpid()
@@ -75,7 +75,7 @@ def after(pods, start, number):
 
 @pytest.mark.alone
 def test_a_killed_worker_is_out_of_the_view_at_once_and_rejoins(job):
-    """Its launcher has the proof and the cause; the new worker is admitted after the others."""
+    """The killed worker's launcher knows the cause; the new worker is admitted as the last."""
     one = job(4)
     number, _ = one.agree(one.pods)
     start = time.monotonic()
@@ -86,7 +86,7 @@ def test_a_killed_worker_is_out_of_the_view_at_once_and_rejoins(job):
     print("killed worker", [f"{t * 1000:.0f} ms" for t in times])
     gone = others[0].views()[-1]["view"]["gone"]
     assert [g["pod"] for g in gone] == [one.pods[1].address]
-    assert gone[0]["how"] in ("its process died of SIGKILL", "its process ended"), "it was reaped"
+    assert gone[0]["how"] in ("its process died of SIGKILL", "its process ended"), "unknown cause"
     assert max(times) < 0.2
     _, pods = one.agree(one.pods)
     assert pods[-1] == one.pods[1].address
@@ -94,7 +94,7 @@ def test_a_killed_worker_is_out_of_the_view_at_once_and_rejoins(job):
 
 @pytest.mark.alone
 def test_a_killed_pod_is_out_of_the_view_at_once_and_its_successor_joins(job):
-    """Also if it was the leader of the views."""
+    """The others agree on a view without the pod, even if it was the leader of the views."""
     one = job(3)
     number, pods = one.agree(one.pods)
     assert pods == [pod.address for pod in one.pods]
@@ -115,7 +115,7 @@ def test_a_killed_pod_is_out_of_the_view_at_once_and_its_successor_joins(job):
 
 
 def test_a_stopped_worker_is_out_by_its_launchers_report_and_rejoins(job):
-    """It is out after three seconds, without a quorum: here one of two."""
+    """A stopped worker is out after three seconds, without a quorum: here one of two."""
     one = job(2)
     one.agree(one.pods)
     stopped = one.pods[1].worker
@@ -127,13 +127,13 @@ def test_a_stopped_worker_is_out_by_its_launchers_report_and_rejoins(job):
     assert one.pods[1].worker == stopped
 
 
-def test_an_admitted_worker_that_does_not_join_is_out_again(job):
-    """Its launcher reports it after four seconds: the others would wait without a limit."""
+def test_an_admitted_worker_that_does_not_join_is_dropped(job):
+    """Its launcher reports it after four seconds, because the others would wait for ever."""
     one = job(2)
     one.agree(one.pods)
     (one.pods[1].folder / "log.late").touch()
     os.kill(one.pods[1].worker, signal.SIGKILL)
-    # two, one, two, one: it may rejoin at once
+    # views of two, one, two, one: it may rejoin at once
     view = until(lambda: one.pods[0].views()[3:], 20)[0]["view"]
     assert len(view["members"]) == 1 and "did not join" in view["gone"][-1]["how"]
     (one.pods[1].folder / "log.late").unlink()
@@ -168,7 +168,7 @@ def test_of_two_pods_the_holder_of_the_lease_continues(job):
 
 
 def test_a_pod_that_wakes_does_not_count_the_others_as_dead(job):
-    """It reads their frames of the meantime, and then the end of their connection."""
+    """The woken pod reads the frames that have come before it sees the ends of connections."""
     one = job(4)
     one.agree(one.pods)
     asleep, others = one.pods[:2], one.pods[2:]

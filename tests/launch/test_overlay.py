@@ -67,7 +67,7 @@ def scratch(tmp_path, monkeypatch):
 
 
 def test_one_changed_module_needs_no_copy_of_the_others(image, tmp_path):
-    """It is loaded, and all other modules are the image's, in compiled form."""
+    """The changed module is loaded, and all others are the image's, in compiled form."""
     archive = packed(tmp_path, {"gptddp/model/b.py": b"NAME = 'own'\n", "mine.py": b"NAME = 1\n"})
     root = overlay.lay(archive, image)
     name, file, compiled = value(root, "gptddp.model.b")
@@ -82,8 +82,8 @@ def test_one_changed_module_needs_no_copy_of_the_others(image, tmp_path):
     assert (root / "gptddp/run").is_symlink() and (root / "gptddp/run/page.html").exists()
 
 
-def test_own_code_of_any_kind_replaces_the_images(image, tmp_path):
-    """A module in the place of a package, a package in the place of a module, an `__init__`."""
+def test_own_code_of_any_kind_replaces_the_images_code(image, tmp_path):
+    """A module may replace a package, a package a module, and an `__init__` may be replaced."""
     own = {
         "gptddp/run.py": b"NAME = 'module'\n",
         "gptddp/a/__init__.py": b"NAME = 'package'\n",
@@ -114,7 +114,7 @@ def test_executable_files_stay_executable_in_the_pod(image, tmp_path):
 
 
 def test_changed_damaged_and_missing_code_is_refused(image, tmp_path):
-    """By its hash: write access to the archive, but not the job, cannot change the running code."""
+    """By the hash, write access to the archive, but not the job, cannot change the running code."""
     archive = packed(tmp_path, {"mine.py": b"x = 1\n"})
     good = archive.read_bytes()
     archive.write_bytes(bundle.pack({"mine.py": File(b"x = 2\n")}))

@@ -71,9 +71,9 @@ def test_the_pod_knows_its_address(changes, address):
         ({"PET_RDZV_ENDPOINT": "[fd00::7]:9"}, "[fd00::7]:9"),
     ],
 )
-def test_the_addresses_at_which_pods_look_for_each_other(changes, wanted):
-    """All pods whose names or addresses follow from the endpoint, which may be lost itself; each
-    worker of a pod has a port."""
+def test_pods_look_for_each_other_at_all_possible_addresses(changes, wanted):
+    """A pod tries all names or addresses that follow from the endpoint, as the pod there may be
+    lost; each worker of a pod has a port."""
     assert seeds(pod_from(ENV | changes)) == wanted.split()
 
 
@@ -95,8 +95,8 @@ def test_a_job_with_a_master_has_a_fixed_size_and_meets_there():
     assert pod_from(both).endpoint == "demo-worker-1:23456"
 
 
-def test_a_pod_of_a_job_with_a_master_does_not_pass_for_a_worker(monkeypatch):
-    """Its RANK is that of a pod: the launcher is no rank, and the endpoint identifies the job."""
+def test_a_pod_of_a_job_with_a_master_does_not_count_as_a_rank(monkeypatch):
+    """RANK numbers the pods there: the launcher is no rank, and the endpoint identifies the job."""
     env = MASTER | {"RANK": "2", "WORLD_SIZE": "3", "PATH": "/bin"}
     as_elastic(pod_from(env), env)
     for name in ("RANK", "WORLD_SIZE"):
@@ -112,7 +112,7 @@ def test_a_pod_of_a_job_with_a_master_does_not_pass_for_a_worker(monkeypatch):
 
 
 def test_without_an_operator_the_pod_is_the_whole_job():
-    """Without PET_*: one worker, on loopback, that looks for no peer."""
+    """Without PET_* a pod has one worker, on loopback, and looks for no peer."""
     pod = pod_from({"HOSTNAME": "laptop"})
     assert (pod.nodes, pod.workers, seeds(pod)) == ((1, 1), 1, [])
     assert pod.address == "127.0.0.1" and pod.largest_world == 1
@@ -143,8 +143,8 @@ def test_a_bad_variable_is_named(name, value):
         pod_from(env | {name: value})
 
 
-def test_the_key_is_the_jobs_and_is_not_shown():
-    """It equals the Secret, with or without a line feed; a single pod makes a key."""
+def test_the_key_of_the_job_is_not_shown():
+    """The key is the Secret without a line feed, and not in `repr`; a single pod makes a key."""
     key = "0123456789abcdef" * 4
     pod = pod_from(ENV | {"GPTDDP_RENDEZVOUS_KEY": f"{key}\n"})
     assert pod.key == key and key not in repr(pod)
@@ -164,7 +164,7 @@ os.wait()
 
 
 def test_no_process_that_the_launcher_starts_has_the_key_in_its_environment():
-    """Also a forked process, for which /proc shows the memory of its parent."""
+    """Even a forked process, for which /proc shows the memory of its parent, lacks the key."""
     env = os.environ | {"GPTDDP_RENDEZVOUS_KEY": "secret" * 8, "AFTER": "kept"}
     done = subprocess.run([sys.executable, "-c", FORGETS], env=env, capture_output=True, text=True)
     assert "secret" not in done.stdout and "AFTER=kept" in done.stdout, done.stderr

@@ -77,7 +77,7 @@ def test_a_trainer_without_the_launcher_checks_the_names(tmp_path):
 
 
 def test_torch_is_capped_below_the_next_minor_version():
-    """The package requires it, and the image has such a version."""
+    """The package requires the checked minor version of torch, and the image has it."""
     major, minor = map(int, torch_private.VERIFIED.split("."))
     requirement = f'"torch>={major}.{minor},<{major}.{minor + 1}"'
     assert requirement in (ROOT / "pyproject.toml").read_text()
@@ -95,7 +95,7 @@ time.sleep(float(sys.argv[2]))
 
 
 def test_a_lost_peer_is_recognised_by_its_error_text(tmp_path, monkeypatch):
-    """Errors of the installed gloo: for a silent peer, a lost peer, and after a time-out."""
+    """Gloo's errors for a silent peer, for a lost peer and after a time-out are recognised."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     errors = []
     for life, lives_s in (("silent", "60"), ("closed", "0")):

@@ -131,7 +131,7 @@ class Sim:
             return
         pod.number, pod.told = view["number"], self.now
         key = (view["number"], tuple(ids(view)))
-        if key not in self.committed:  # its ancestor without a lease in between
+        if key not in self.committed:  # its newest ancestor without a quorum
             self.committed[key] = key if view["by"] != "quorum" else pod.root
             self.log.append((round(self.now, 2), view["by"], key))
         pod.root = self.committed[key]
@@ -318,7 +318,7 @@ def test_launchers_that_saw_many_ends_in_different_orders_become_quiet():
 
 
 def test_a_launcher_knows_that_its_worker_ended_with_a_lost_peer():
-    """Then the worker made no error, and the next one is started at once."""
+    """A worker that ends with a lost peer made no error, and the next one is started at once."""
     members = [{"id": "m", "pod": "x", "agent": "a"}, {"id": "n", "pod": "y", "agent": "b"}]
     one = Views("a", "x:1", 1, 2)
     one.attach({"id": "m", "pod": "x", "status": "fresh"}, "")
@@ -335,7 +335,7 @@ def test_a_launcher_knows_that_its_worker_ended_with_a_lost_peer():
 
 
 def test_a_worker_that_has_left_sends_its_last_messages(monkeypatch):
-    """It leaves a finished run: its launcher ends it only LEAVES_S later."""
+    """A worker that leaves a finished run has LEAVES_S before its launcher ends it."""
     it, mesh = object.__new__(Launcher), SimpleNamespace(going=False, left_at=time.monotonic())
     it.mesh, it.verdict, it.config = mesh, Path("/none"), Config()
     it.signals, it.next_marker_s, it.next_alive_s = SimpleNamespace(number=0), 0.0, 0.0

@@ -34,7 +34,7 @@ def by_definition(q, k, v):
 
 @pytest.mark.parametrize("t", LENGTHS)
 def test_blocks_compute_the_definition_of_causal_attention(t, monkeypatch):
-    """Output and all three gradients, also if a block has only some of the heads."""
+    """Output and all three gradients agree, also if a block has only some of the heads."""
     monkeypatch.setattr(causal, "_AT_ONCE", 4 * 64 * min(t, 256))  # of six heads
     for dtype, most in ((torch.float64, 1e-12), (torch.float32, 3e-6), (torch.bfloat16, 2e-2)):
         right = out_and_gradients(by_definition, t, dtype)
@@ -56,7 +56,7 @@ def test_scores_that_are_computed_again_have_the_same_bits(monkeypatch):
 @pytest.mark.parametrize("preset", ["tiny", "modern-tiny"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_model_has_the_same_loss_and_gradients_either_way(preset, precision, monkeypatch):
-    """They differ only by rounding; only a model with attention "blocks" uses blocks."""
+    """The results differ only by rounding; only a model with attention "blocks" uses blocks."""
     used = []
     monkeypatch.setattr(
         attention, "causal_attention", lambda *qkv: used.append(1) or causal.causal_attention(*qkv)

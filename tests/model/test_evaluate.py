@@ -71,8 +71,8 @@ def with_all_logits(
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("mask", ["none", "document"])
-def test_the_numbers_are_those_of_all_logits(precision, mask):
-    """The chunk size changes no bit of the result."""
+def test_the_numbers_equal_those_of_all_logits(precision, mask):
+    """Loss and bits per byte in chunks have the bits of a computation with all logits at once."""
     c = settings(seq_len=96, micro_batch=7, precision=precision, mask=mask)
     tokenizer = byte_tokenizer()
     net = gpt.build(c, tokenizer.vocab_size, CPU).eval()

@@ -40,7 +40,7 @@ def test_the_state_is_complete_before_the_first_step():
 
 
 def test_the_learning_rate_warms_up_and_decays():
-    """Linear up to the peak, cosine down to final_lr of it, and flat beyond the end."""
+    """The rate rises linearly, falls by a cosine to final_lr of the peak, and is then constant."""
     c = with_preset(Config(lr=1.0, steps=100, warmup_steps=10, final_lr=0.1), accelerator=False)
     assert lr_at(0, c) == pytest.approx(0.1)
     assert lr_at(9, c) == pytest.approx(1.0)

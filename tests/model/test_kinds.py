@@ -29,7 +29,7 @@ def kind(request, corpus, tmp_path_factory):
     return flags, folder
 
 
-def test_it_learns(kind):
+def test_each_kind_of_model_learns(kind):
     """The validation loss falls at each evaluation."""
     losses = [line["val_loss"] for line in history(kind[1]) if "val_loss" in line]
     assert len(losses) == 3 and losses == sorted(losses, reverse=True)
@@ -37,8 +37,8 @@ def test_it_learns(kind):
     assert last["loss"] < first["loss"] - 0.7 and losses[-1] < losses[0] - 0.1
 
 
-def test_it_has_the_same_bits_at_another_world_size_and_after_a_kill(kind, forked, tmp_path):
-    """One process is killed in the middle of the run; then three finish it."""
+def test_a_world_size_and_a_kill_change_no_bit(kind, forked, tmp_path):
+    """One process is killed within the run, and three finish it with the undisturbed bits."""
     (flags, undisturbed), world = kind, 3
     run = tmp_path / "run"
     process = forked(TRAIN, *flags, "--run-dir", str(run), "--checkpoint-every", "0")
@@ -53,7 +53,7 @@ def test_it_has_the_same_bits_at_another_world_size_and_after_a_kill(kind, forke
     check_same_bits(run, undisturbed)
 
 
-def test_it_can_be_sampled_and_exported_if_transformers_has_the_kind(kind):
+def test_a_kind_is_sampled_and_exported_if_transformers_has_it(kind):
     """transformers lacks the parts of autoresearch: exit code 2, with the required fields."""
     flags, run = kind[0], str(kind[1])
     sampled = CliRunner().invoke(cli, ["sample", run, "--tokens", "40"])  # beyond a row's 32

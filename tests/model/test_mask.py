@@ -32,7 +32,7 @@ def logits_of(net, rows, config=MASKED) -> np.ndarray:
 
 @pytest.mark.parametrize("how", IDS)
 def test_a_document_in_a_row_has_the_logits_of_the_document_alone(how):
-    """They are equal in fp32 at every position, for every piece of every row."""
+    """The logits agree in fp32 at every position, for every piece of every row."""
     net, rows = build(MASKED, 257, CPU).eval(), packed(how)
     logits = logits_of(net, rows)
     segments, _ = documents_of(rows.tokens, rows.valid, Bytes.bos)

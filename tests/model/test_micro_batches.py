@@ -23,7 +23,7 @@ def parts(batch, step=LOOK_EVERY):
     return list(of_step(batch, step, 0, C, torch.device("cpu")))
 
 
-def test_a_slot_is_the_rows_of_a_lane_in_parts_of_a_fixed_shape(batch):
+def test_a_slot_has_the_rows_of_a_lane_in_parts_of_a_fixed_shape(batch):
     """Three rows become two and one; the end of each slot and of the step is marked."""
     found = parts(batch)
     assert [(it.slot, it.number, len(it.x)) for it in found] == [

@@ -48,7 +48,7 @@ def test_a_tiny_gradient_has_a_tiny_update(dtype):
         assert found < (0.1 if power < -21 else 1.1) * common  # false for NaN
 
 
-def test_one_step_by_its_definition():
+def test_one_step_follows_its_definition():
     """Momentum, Nesterov, orthogonal matrices for queries, keys and values, scaled like AdamW's
     updates, and decay, compared with float64 and an SVD, to the accuracy of the iterations."""
     net = build(MUON, 100, CPU)

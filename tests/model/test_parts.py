@@ -44,7 +44,7 @@ def tokens(rows: int = 2, n: int = T) -> torch.Tensor:
 
 @pytest.mark.parametrize("preset", NEW)
 def test_documents_in_a_row_have_the_logits_of_each_alone(preset):
-    """With rotary positions, windows and value embeddings, for three consecutive documents."""
+    """The logits of three documents agree, with rotary positions, windows and value embeddings."""
     net, x = model(preset, windows="SSL", mask="document"), tokens(1)
     lengths = (9, 14, 1)
     positions = torch.cat([torch.arange(n) for n in lengths])[None]
@@ -62,9 +62,9 @@ def test_documents_in_a_row_have_the_logits_of_each_alone(preset):
 @pytest.mark.parametrize(
     ("n", "softcap"), [(1, 0.0), (511, 0.0), (512, 0.0), (1300, 0.0), (1300, 2.0), (1300, 15.0)]
 )
-def test_the_chunked_loss_is_the_plain_formula(n, softcap):
-    """Loss and both gradients in fp32 against autograd in float64, with padding and chunks. Without
-    any valid target, as with a single row here, they are 0 and not NaN."""
+def test_the_chunked_loss_matches_the_plain_formula(n, softcap):
+    """Loss and both gradients in fp32 agree with autograd in float64, with padding and chunks.
+    Without a valid target, as with a single row here, they are 0 and not NaN."""
     generator = torch.Generator().manual_seed(1)
     h, w = (torch.randn(rows, 24, generator=generator) for rows in (n, 70))
     y = torch.randint(0, 70, (n,), generator=generator)
@@ -113,7 +113,7 @@ def test_training_evaluation_and_sampling_have_the_same_loss(preset):
     ],
 )  # fmt: skip
 def test_every_parameter_gets_a_gradient_and_has_a_role(fields):
-    """For any combination of options: DDP waits for the gradients of all parameters."""
+    """DDP waits for the gradients of all parameters, so each has one with any options."""
     c = config(**fields)
     net = build(c, VOCAB, CPU)
     net(tokens(), tokens()).backward()
@@ -139,17 +139,17 @@ def test_every_parameter_gets_a_gradient_and_has_a_role(fields):
     assert shape.n_params(c, VOCAB) == net.n_params() - inexact - gates
 
 
-def test_stacked_matrices_of_a_parameter():
-    """Queries, keys and values; the gate of SwiGLU and the gated part."""
+def test_a_parameter_names_its_stacked_matrices():
+    """The parts of a parameter are queries, keys and values, or SwiGLU's gate and gated part."""
     net = build(config("modern-tiny", kv_heads=2), VOCAB, CPU)
     assert net.stacked("blocks.0.attn.qkv.weight") == (32, 16, 16)
     assert net.stacked("blocks.0.fc.weight") == (128, 128)
     assert net.stacked("blocks.0.proj.weight") == net.stacked("blocks.2.attn.proj.weight") == (32,)
 
 
-def test_the_presets_have_the_sizes_that_are_documented():
-    """50.3 M, as autoresearch reports at depth 8 with 8192 tokens; 114 M and 0.8 M; `gpt2` has the
-    published size (with its 50257 tokens padded to a multiple of 64)."""
+def test_the_presets_have_the_documented_sizes():
+    """`autoresearch` has 50.3 M, as reported for depth 8 and 8192 tokens, `modern` 114 M,
+    `modern-tiny` 0.8 M, and `gpt2` the published size (50257 tokens, padded to 64s)."""
     with torch.device("meta"):
         published = with_preset(Config(preset="gpt2"), accelerator=True)
         assert GPT(published, 50257).n_params() == 124_439_808 + 47 * 768

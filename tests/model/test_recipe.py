@@ -70,8 +70,8 @@ def formula(p: dict[str, Tensor], c: Config, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("attention", ["blocks", "fused"])
 @pytest.mark.parametrize(("n_head", "kv_heads", "n_layer"), [(2, 2, 4), (4, 2, 5), (6, 1, 1)])
-def test_the_model_is_its_formula(n_head, kv_heads, n_layer, attention):
-    """Logits, loss and the gradient of each parameter, against float64 and autograd."""
+def test_the_model_matches_its_formula(n_head, kv_heads, n_layer, attention):
+    """Logits, loss and each parameter's gradient agree with the formula and autograd in float64."""
     c = dataclasses.replace(config(n_head, kv_heads, n_layer), attention=attention)
     net, generator = build(c, VOCAB, CPU), torch.Generator().manual_seed(6)
     for p in net.parameters():  # no parameter is 0, and all lambdas differ
@@ -91,7 +91,7 @@ def test_the_model_is_its_formula(n_head, kv_heads, n_layer, attention):
         assert (p.grad - wanted).norm() < 1e-4 * wanted.norm(), name
 
 
-def test_the_first_weights_have_the_sizes_of_the_trainer():
+def test_the_initial_weights_have_the_documented_distributions():
     """N(0, 1) for embeddings and N(0, 0.001) for the head; matrices and value embeddings uniform
     with a standard deviation of 1 / sqrt(width); lambdas of 1 and 0.1; zeros elsewhere."""
     c = config(4, 4, 2)
@@ -156,8 +156,8 @@ def rule(name: str, shape: tuple[int, int]) -> Adam | NorMuon:
     return Adam(rates.get(name.split(".")[0], 0.6 * wide), (0.8, 0.95))
 
 
-def test_training_is_its_formula():
-    """Compares each parameter after each of forty steps; in the second half the rates fall.
+def test_training_matches_its_formula():
+    """Each parameter agrees after each of forty steps; in the second half the rates fall.
 
     The gradients are given, so that no error is amplified; they have many magnitudes.
     """

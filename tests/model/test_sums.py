@@ -64,8 +64,8 @@ def normal(n=1000, scale=1.0):
 
 
 def test_the_order_of_the_slots_changes_no_bit(world):
-    """Also if the sum is much smaller than the addends, where the last bits of a float64 sum would
-    depend on the order. Fast sums differ."""
+    """The bits are equal even if the sum is much smaller than the addends, where a float64 sum
+    would depend on the order. Fast sums differ."""
     gradients = normal(scale=2.0**-36)
     gradients[1] = normal()[0]
     gradients[0] = -gradients[1]
@@ -78,7 +78,7 @@ def test_the_order_of_the_slots_changes_no_bit(world):
 
 @pytest.mark.parametrize("place", [3, 50, 999])
 def test_a_tensor_that_is_summed_in_chunks_has_the_same_bits(world, monkeypatch, place):
-    """Its grid follows from its largest gradient, whichever chunk has it."""
+    """The grid of a tensor follows from its largest gradient, whichever chunk has it."""
     gradients = normal()
     gradients[4, place] = -100
     wanted, _, whole = summed(world, gradients)
@@ -92,7 +92,7 @@ def test_a_tensor_that_is_summed_in_chunks_has_the_same_bits(world, monkeypatch,
 
 @pytest.mark.parametrize("scale", [1.0, 1e-12, 1e12])
 def test_the_error_is_no_larger_than_that_of_a_fast_sum(world, scale):
-    """Compared with the sum in float64, divided by the number of targets, at several magnitudes."""
+    """Against a float64 sum, exact sums are no worse than fast ones, at several magnitudes."""
     gradients = normal(scale=scale)
     exact = gradients.double().sum(0) / 777
     errors = [
@@ -104,7 +104,7 @@ def test_the_error_is_no_larger_than_that_of_a_fast_sum(world, scale):
 
 
 def test_no_grid_that_is_kept_is_too_coarse(world):
-    """If one number is much larger than the others, and all were larger in the previous step."""
+    """After larger numbers, or with one far larger number, kept grids are as exact as fast sums."""
     gradients = normal()
     gradients[:, 0] *= 1000
     exact = gradients.double().sum(0)
@@ -119,8 +119,8 @@ def test_no_grid_that_is_kept_is_too_coarse(world):
 
 
 def test_no_grid_that_is_kept_is_too_fine(world):
-    """If all were smaller in the previous step, and the large numbers of this step cancel each
-    other, no partial sum is beyond 2**53."""
+    """If all numbers were smaller in the previous step, and the large numbers of this step cancel
+    each other, no partial sum is beyond 2**53."""
     large, small = torch.ones(5, 1000), normal(scale=2.0**-45)[:2]
     gradients, other = torch.cat([large, small, -large]), torch.cat([large, -large, small])
     _, _, sums = summed(world, gradients)
@@ -133,7 +133,7 @@ def test_no_grid_that_is_kept_is_too_fine(world):
 
 
 def test_a_tensor_that_no_grid_fits_does_not_repeat_steps(world):
-    """Its grid is the finest one, and does not change when another tensor's grid does."""
+    """Such a tensor has the finest grid, which stays when another tensor's grid changes."""
     gradients = normal(scale=2.0**-90)
     _, passes, sums = summed(world, gradients, bias=True)
     sums.stepped()
@@ -145,7 +145,7 @@ def test_a_tensor_that_no_grid_fits_does_not_repeat_steps(world):
 
 @pytest.mark.parametrize("exponents", [0, -60, 20, 60, 90])
 def test_a_grid_that_does_not_fit_is_replaced(world, exponents):
-    """Too coarse or too fine: the step is done twice, and the sum is that of a grid that fits."""
+    """If a grid is too coarse or too fine, the step is repeated, with the sum of a fitting grid."""
     gradients = normal()
     wanted, _, sums = summed(world, gradients)
     sums.stepped()
@@ -176,10 +176,8 @@ def test_a_tensor_of_zero_gradients_does_not_repeat_steps(world):
 
 @pytest.mark.parametrize("kind", [ExactSums, FastSums])
 @pytest.mark.parametrize("at_once", [False, True])
-def test_a_reduction_that_fails_ends_the_step_without_traces_in_the_next(
-    world, monkeypatch, kind, at_once
-):
-    """The backward pass is completed, the step is not; done again, it has the same bits."""
+def test_a_failed_reduction_leaves_no_trace_in_the_repeated_step(world, monkeypatch, kind, at_once):
+    """The backward pass is completed, the step fails; repeated, it has the undisturbed bits."""
     net = nn.Linear(1000, 1, bias=False)
     ddp = DDP(net, gradient_as_bucket_view=True)
     sums, gradients = kind(ddp, SLOTS, world), normal()

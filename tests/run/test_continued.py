@@ -99,7 +99,7 @@ def test_fields_of_a_newer_version_are_refused():
 
 
 def test_the_launcher_uses_the_configuration_of_the_run(tmp_path):
-    """It takes missing values from the run, and leaves refusals to the trainer."""
+    """The launcher takes missing values from the run, and leaves refusals to the trainer."""
     config = Config(run_dir=str(tmp_path), lr=1.0)
     assert run_state.in_force(config) == config
     ledgers.begun(tmp_path, FIRST)
@@ -124,7 +124,7 @@ def changes(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_continued_run_keeps_every_field_and_records_every_change(life, tmp_path, caplog):
-    """It begins with all fields, and continues with none, with others, and with these again."""
+    """A run begins with all fields, and continues with none, with others, and with these again."""
     caplog.set_level(logging.INFO)
     run = tmp_path / "run"
     assert life(**BEGUN) == 0
@@ -228,7 +228,7 @@ def test_a_rank_with_different_steps_is_refused_from_the_first_life_on(corpus, t
 
 
 def test_a_copy_that_cannot_be_written_does_not_end_the_run(life, monkeypatch, caplog):
-    """The run continues without it, with a warning; so it does at its end."""
+    """The run continues and ends without the copies, with a warning for each."""
 
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
@@ -242,7 +242,7 @@ def test_a_copy_that_cannot_be_written_does_not_end_the_run(life, monkeypatch, c
 def test_missing_files_follow_the_on_bad_of_the_run(
     corpus, tmp_path, train_here, monkeypatch, capfd
 ):
-    """Even if --on-bad is not given: quarantine continues without them, fail names them."""
+    """If --on-bad is not given, the run's own value decides: it skips the files, or names them."""
     monkeypatch.setattr(blocks, "RETRY_S", (0.001,))  # for each row group
     data = tmp_path / "data"
     shutil.copytree(corpus, data)

@@ -68,7 +68,7 @@ def test_the_system_and_a_full_disk_are_no_faults_of_the_trainer(tmp_path):
 
 
 def test_errors_before_the_first_life_are_forgotten_when_it_begins(tmp_path):
-    """Until then errors at the start count."""
+    """Errors at the start count until the first life begins."""
     assert fail(tmp_path, 0, 0) is None and fail(tmp_path, 0, 1) is None
     crash_loop.forget(tmp_path)
     assert fail(tmp_path, 0, 2) is None and fail(tmp_path, 0, 3) is None
@@ -76,7 +76,7 @@ def test_errors_before_the_first_life_are_forgotten_when_it_begins(tmp_path):
 
 
 def test_a_damaged_record_does_not_hide_the_error(tmp_path):
-    """The message is then of the rank that failed last."""
+    """If a record is damaged, the message is of the rank that failed last."""
     assert fail(tmp_path, 7, 1) is None and fail(tmp_path, 7, 2) is None
     for text in ("{", "[]", "{}"):
         (tmp_path / "faults/7.3.9.json").write_text(text)

@@ -54,7 +54,7 @@ def config(run_dir: Path) -> dict:
 
 @pytest.mark.parametrize("text", [None, '"lr": 0.1 -> "lr": 0.3', DEEP])
 @pytest.mark.parametrize("name", ["config.json", "finished.json", "dataset.json"])
-def test_copies_do_not_matter(run_dir, goes_on, caplog, name, text):
+def test_lost_or_edited_copies_do_not_matter(run_dir, goes_on, caplog, name, text):
     """With lost, torn or edited copies the run continues from the ledger, and writes them again."""
     before, path = config(run_dir), run_dir / name
     whole = path.read_text()
@@ -77,8 +77,8 @@ def is_finished(run_dir: Path) -> bool:
 @pytest.mark.parametrize("name", ["ledger.jsonl", "lease.json"])
 @pytest.mark.parametrize("target", ["nowhere", "itself", "elsewhere"])
 def test_a_link_in_the_place_of_a_file_is_refused(run_dir, goes_on, capsys, name, target):
-    """It is refused at once, with the file and the fix: no wait for a volume and no restart. A
-    ledger that is a link could be read, but is never written."""
+    """A link is refused at once, with the file and the fix, without a wait or a restart. A ledger
+    that is a link could be read, but is never written."""
     if target == "elsewhere":
         name = "ledger.jsonl"
         shutil.copy(run_dir / name, run_dir / target)
@@ -91,8 +91,8 @@ def test_a_link_in_the_place_of_a_file_is_refused(run_dir, goes_on, capsys, name
 
 
 def test_a_ledger_of_another_run_is_refused(run_dir, begun, goes_on, capsys):
-    """The checkpoints are not the ledger's: exit code 4, and nothing is changed. With its own
-    ledger put back the run continues."""
+    """If the checkpoints are not the ledger's, the exit code is 4, and nothing is changed. With its
+    own ledger put back, the run continues."""
     whole = (run_dir / "ledger.jsonl").read_bytes()
     shutil.copy(begun / "other/ledger.jsonl", run_dir / "ledger.jsonl")
     assert goes_on("--seed", "2") == 4
@@ -199,7 +199,7 @@ def test_a_life_that_is_killed_before_its_start_leaves_no_run(corpus, tmp_path, 
 
 
 def test_a_folder_that_is_something_else_is_refused(corpus, tmp_path, train_here, capsys):
-    """A dataset or a model: nothing is written, and no message suggests to delete a file."""
+    """Nothing is written into a dataset or a model, and no message suggests to delete a file."""
     data, model = tmp_path / "data", tmp_path / "model"
     shutil.copytree(corpus, data)
     model.mkdir()
@@ -287,7 +287,7 @@ def test_a_folder_or_link_in_place_of_a_file_ends_no_command_with_a_traceback(ru
 def test_no_value_of_a_field_ends_a_start_with_a_traceback(
     run_dir, goes_on, capsys, monkeypatch, odd
 ):
-    """It continues and reports skipped lines, or ends with exit code 2 and the reason."""
+    """The start continues and reports skipped lines, or ends with exit code 2 and the reason."""
     monkeypatch.setattr("gptddp.run.lease.EXPIRY_S", 0.1)
     oddly(run_dir, ODD[odd])
     assert goes_on() in (0, 2)
@@ -296,7 +296,7 @@ def test_no_value_of_a_field_ends_a_start_with_a_traceback(
 
 @pytest.mark.parametrize("line", [{"step": 10**30, "time": 1.0}, {"step": 9}, {"step": -1}])
 def test_foreign_lines_of_the_log_end_no_start(run_dir, goes_on, line):
-    """They do not count as steps to do again."""
+    """Foreign lines do not count as steps to do again."""
     with (run_dir / "log.1.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
     assert goes_on() == 0

@@ -14,7 +14,7 @@ from gptddp.training import life as training_life
 
 
 def test_a_run_is_finished_if_a_budget_has_ended_its_newest_life(tmp_path):
-    """Not if a signal stopped it, if it is running, or if it got a larger budget."""
+    """A run is not finished if a signal stopped it, if it is running, or if it got more budget."""
     asked = Config(run_dir=str(tmp_path))
     stop = {"event": "stop", "step": 3, "tokens": 7, "train_s": 2.0, "cause": "steps"}
     for more, finished in (
@@ -71,7 +71,7 @@ def test_a_last_step_that_was_not_planned_is_evaluated(life, tmp_path, monkeypat
     ],
 )
 def test_a_start_that_has_no_step_to_do_does_nothing(life, tmp_path, caplog, budget, said, more):
-    """It prints how to continue. The ledger gets no event, so no seconds are counted."""
+    """The start prints how to continue. The ledger gets no event, so no seconds are counted."""
     caplog.set_level(logging.INFO)
     run = tmp_path / "run"
     assert life(**BEGUN | budget) == 0

@@ -52,7 +52,7 @@ def test_round_trip(tmp_path):
 
 
 def test_history_takes_the_highest_generation_of_each_step(tmp_path):
-    """Steps done again are the newer generation's, the others the older's, all in order."""
+    """A repeated step has the newer generation's line, other steps the older's, all in order."""
     write(tmp_path, 1, range(6))
     write(tmp_path, 2, range(2, 5))
     write(tmp_path, 10, range(2, 4))
@@ -70,7 +70,7 @@ def test_no_log_is_read_for_steps_before_the_first(tmp_path):
     assert read == ["3", "2"]
 
 
-def test_a_part_of_the_history_is_its_end(tmp_path):
+def test_history_can_begin_at_any_step(tmp_path):
     """History can begin at any step, even with lines that were written again after a failed fsync,
     or by the next life; and the last step of all is known."""
     write(tmp_path, 1, [1, 2, 3, 4, 2, 3, 4, 5, 5, 6])
@@ -107,7 +107,7 @@ def test_lines_kept_in_memory_replace_those_of_another_run(tmp_path):
 
 
 def test_events_kept_in_memory_are_added_once(tmp_path):
-    """Also events of earlier lives, and events after the newest start, as from a late save."""
+    """Only missing events are added, even those of earlier lives, and none of them twice."""
     ledger = Ledger(tmp_path)
     for life in (1, 2, 3):
         ledger.event("start", life)
@@ -130,7 +130,7 @@ def test_torn_lines_are_skipped(tmp_path, tail):
     assert [step for step, _ in generations(tmp_path)] == [0, 1, 2, 8]
 
 
-def test_a_line_is_with_the_system_at_once(tmp_path):
+def test_a_line_is_handed_to_the_system_at_once(tmp_path):
     """SIGKILL right after `append` loses no line, even without `sync`."""
     code = (
         "import os, sys, time; from gptddp.run.history import RunLog\n"
@@ -193,7 +193,7 @@ def test_lines_that_an_fsync_has_lost_are_written_again(tmp_path, monkeypatch):
     assert [line["step"] for line in history(tmp_path)] == [1, 2]
 
 
-def test_a_hanging_disk_holds_up_nobody(tmp_path, monkeypatch):
+def test_a_hanging_disk_blocks_no_caller(tmp_path, monkeypatch):
     """`append` and `close` return while a write hangs; a step waits for earlier events."""
     monkeypatch.setattr(lines, "RETRY_S", 0.01)
     opened, real = threading.Event(), os.fsync
@@ -237,8 +237,8 @@ ledger.sync()
 
 
 def test_two_machines_write_one_ledger(tmp_path, spawn):
-    """Each writes at its own idea of the end, as on NFS, which has no atomic append: all events of
-    both exist, and every line is whole."""
+    """Each machine writes at its own idea of the end, as on NFS, which has no atomic append: all
+    events of both exist, and every line is whole."""
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     command = [sys.executable, "-c", WITHOUT_APPEND, str(tmp_path)]
     both = [spawn([*command, str(life)], **pipes) for life in (1, 2)]
@@ -254,7 +254,7 @@ def test_two_machines_write_one_ledger(tmp_path, spawn):
 
 
 def test_a_ledger_does_not_wait_for_a_stopped_process(tmp_path, monkeypatch):
-    """A process of an old life was stopped during an append: new events follow its line."""
+    """If a process of an old life was stopped during an append, new events follow its line."""
     monkeypatch.setattr(lines, "LOCK_S", 0.05)
     event(tmp_path, "start", 1)
     holder = lock(tmp_path / "ledger.jsonl")
@@ -263,7 +263,7 @@ def test_a_ledger_does_not_wait_for_a_stopped_process(tmp_path, monkeypatch):
     assert [it["generation"] for it in read_ledger(tmp_path)] == [1, 2]
 
 
-def test_ledger(tmp_path):
+def test_the_ledger_gives_its_events_in_order(tmp_path):
     """Events are read in order, with time and fields, over several lives, and no other lines."""
     event(tmp_path, "start", 1, world_size=4)
     with open(tmp_path / "ledger.jsonl", "ab") as file:
@@ -276,8 +276,8 @@ def test_ledger(tmp_path):
     assert read_ledger(tmp_path / "absent") == []
 
 
-def test_highest_generation(tmp_path):
-    """It counts every record that a life may have written, and is 0 for a new run."""
+def test_the_highest_generation_counts_every_record(tmp_path):
+    """Every record that a life may have written counts; the number is 0 for a new run."""
     assert highest_generation(tmp_path / "absent") == highest_generation(tmp_path) == 0
     traces = [
         "log.2.jsonl",

@@ -142,8 +142,8 @@ def waits(process):
 
 
 def test_two_halves_of_a_job_do_not_take_the_run_from_each_other(holder, acquire, tmp_path):
-    """Both follow the life before the cut: one gets the run at once, the other names it and waits
-    for its end. A member that changes sides takes the run with it, once."""
+    """Both halves follow the life before the cut: one gets the run at once, the other names it and
+    waits for its end. A member that changes sides takes the run with it, once."""
     before = holder("job", "life 1")
     assert word(before) == "held"
     one = holder("job", "life 2", "life 1")
@@ -152,7 +152,7 @@ def test_two_halves_of_a_job_do_not_take_the_run_from_each_other(holder, acquire
     assert f"(process {one.pid}) renews" in waits(other)
     joined = holder("job", "life 4", "life 1", "life 2")  # with a member of `one`
     assert word(joined) == "held" and "taken over" in ask(one)
-    rest = holder("job", "life 5", "life 1", "life 2")  # the rest of it
+    rest = holder("job", "life 5", "life 1", "life 2")  # the other members of `one`
     assert f"(process {joined.pid}) renews" in waits(rest)
     time.sleep(1.5 * EXPIRY_S)
     assert ask(joined) == "mine" and other.poll() is None
@@ -203,8 +203,8 @@ def test_a_lease_that_is_just_being_replaced_is_not_free(tmp_path, acquire):
     until(lambda: claim.poll(0.1)).close()
 
 
-def test_a_directory_that_becomes_unusable_during_the_wait(tmp_path, holder, monkeypatch, caplog):
-    """It is reported, and the wait begins again: nobody takes over a lease that it cannot read."""
+def test_an_unusable_directory_restarts_the_wait(tmp_path, holder, monkeypatch, caplog):
+    """The error is reported, and the wait begins again: an unreadable lease is not taken over."""
     first = holder("job", "life 1")
     assert word(first) == "held"
     edit(tmp_path / LEASE, space="another machine")
@@ -267,7 +267,7 @@ def test_killed_at_every_system_call(tmp_path, acquire):
     assert 4 < point < 29
 
 
-def test_a_lease_that_cannot_be_renewed(acquire, holder, monkeypatch, caplog):
+def test_an_unrenewable_lease_is_kept_with_a_warning(acquire, holder, monkeypatch, caplog):
     """On a read-only disk there is one warning, and the holder continues until another takes
     over."""
     mine = acquire("one at a:1")
@@ -287,7 +287,7 @@ def test_a_lease_that_cannot_be_renewed(acquire, holder, monkeypatch, caplog):
     until(lambda: mine.lost)
 
 
-def test_a_lease_removed_or_damaged_by_hand(acquire, holder):
+def test_a_lease_removed_or_damaged_by_hand_is_restored(acquire, holder):
     """The holder creates it again, or keeps renewing it: the run stays its own."""
     mine = acquire("one at a:1")
     mine.path.unlink()

@@ -116,8 +116,8 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_missing_and_foreign_lines_are_named(run, damage):
-    """With the first and the last step; `log` ends with exit code 1, `fingerprints` still compares,
-    and the files do not change."""
+    """The message has the first and the last step; `log` ends with exit code 1, `fingerprints`
+    still compares, and the files do not change."""
     do, wanted = DAMAGE[damage]
     do(run)
     before = {path.name: path.read_bytes() for path in run.iterdir()}
@@ -129,8 +129,8 @@ def test_missing_and_foreign_lines_are_named(run, damage):
 
 
 def test_a_state_that_differs_from_the_ledger_is_named(run):
-    """A log of the same rows with another learning rate, or an invalid fingerprint. Discarded
-    branches, and events or lines without a fingerprint, do not count."""
+    """A state of the same rows with another learning rate is named, and so is an invalid
+    fingerprint. Discarded branches, and events or lines without a fingerprint, do not count."""
     made = [json.loads(line) for line in lines(range(21, 31)).splitlines()]
     made[9]["state_fp"] = f"{7:016x}"
     (run / "log.3.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))

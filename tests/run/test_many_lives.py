@@ -70,7 +70,7 @@ def start_reads(run: Path, lives: int) -> int:
 
 
 def test_a_start_reads_no_more_of_an_old_run(tmp_path):
-    """After ten thousand lives it reads as little as after a hundred."""
+    """After ten thousand lives a start reads as little as after a hundred."""
     few = start_reads(aged(tmp_path / "few", 100), 100)
     many = start_reads(aged(tmp_path / "many", 10_000), 10_000)
     assert many < 1.5 * few < 200_000, (few, many)
@@ -86,8 +86,8 @@ def without_sums(run: Path) -> Summary:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_sums_of_the_newest_start_are_those_of_all_events(tmp_path, seed):
-    """For runs, commits, decisions and rank-seconds, with the events after that start."""
+def test_the_sums_of_the_newest_start_equal_those_of_all_events(tmp_path, seed):
+    """Runs, commits, decisions and rank-seconds are equal, with the events after that start."""
     run = aged(tmp_path / "run", 40, seed)
     assert summary.read(run) == without_sums(run)
     of = {"time": 2e9, "generation": 40}
@@ -112,7 +112,7 @@ def test_the_sums_of_the_newest_start_are_those_of_all_events(tmp_path, seed):
 
 
 def test_an_event_during_the_start_of_a_life_is_not_lost(tmp_path):
-    """Another pod saves late, after this life has read the ledger and before its start event."""
+    """A save counts that comes after this life has read the ledger, and before its start event."""
     run = aged(tmp_path / "run", 3)
     sums = summary.read(run)
     late = {"event": "checkpoint", "name": "step-000000000099.3", "time": 1.5, "generation": 3}
@@ -121,7 +121,7 @@ def test_an_event_during_the_start_of_a_life_is_not_lost(tmp_path):
 
 
 def test_a_line_that_is_being_written_counts_once_it_is_complete(tmp_path):
-    """It is not damage, and no start has its bytes in its sums."""
+    """An incomplete line is no damage, and no start has its bytes in its sums."""
     run = aged(tmp_path / "run", 3)
     whole, text = summary.read(run), json.dumps({"event": "stop", "time": 2.0, "generation": 3})
     with (run / LEDGER).open("a") as ledger:
@@ -134,7 +134,7 @@ def test_a_line_that_is_being_written_counts_once_it_is_complete(tmp_path):
 
 @pytest.mark.parametrize("order", [[2], [2, 1], [1, 2, 1], [2, 2]])
 def test_a_late_start_is_not_the_newest(tmp_path, order):
-    """It was kept in memory during an outage, or is of a superseded life that still runs."""
+    """A late start was in memory during an outage, or is of a superseded life that still runs."""
     run = aged(tmp_path / "run", 1)
     starts = {life: a_start(life, summary.read(run), config={"keep": life}) for life in (1, 2)}
     append(run, *(starts[life] for life in order))

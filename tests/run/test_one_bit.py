@@ -37,7 +37,7 @@ def test_one_bit_changes_no_hyperparameter(run):
 
 
 def test_a_lost_start_of_the_ledger_undoes_no_change(run, life, caplog):
-    """It has the newest configuration; the next life records it again."""
+    """The newest checkpoint has the configuration, and the next life records it again."""
     fields, ledger = at_a_start(run), run / "ledger.jsonl"
     lines = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(line for line in lines if '"keep": 9' not in line))

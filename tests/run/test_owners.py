@@ -49,8 +49,8 @@ def delayed(corpus, tmp_path_factory):
 
 @pytest.mark.alone
 def test_a_delay_counts_in_its_category_and_as_waiting(delayed):
-    """2 s each in one rank's rows, the other's step, its save, its records, and all ranks'
-    evaluation.
+    """The delays of 2 s are in one rank's rows, in the other's step, save and records, and in all
+    ranks' evaluation.
 
     The wait of the other rank counts as waiting, not as the exchange of sums.
     """
@@ -66,7 +66,7 @@ def test_a_delay_counts_in_its_category_and_as_waiting(delayed):
 
 @pytest.mark.alone
 def test_the_categories_add_up_to_the_ranks_times_the_elapsed_time(delayed):
-    """Within a percent, from the start of the trainers to the recorded end."""
+    """The sums agree within a percent, from the start of the trainers to the recorded end."""
     run, owned = delayed
     start, *_, stop = read_ledger(run)
     elapsed = stop["time"] - (start["time"] - start["seconds"])
@@ -75,8 +75,8 @@ def test_the_categories_add_up_to_the_ranks_times_the_elapsed_time(delayed):
     assert stop["since_s"] == pytest.approx(elapsed - told, abs=0.05)
 
 
-def test_the_log_has_the_phases_now_and_then(delayed):
-    """In the first line of a life, one number for each rank."""
+def test_the_first_line_of_a_life_has_the_phases(delayed):
+    """The first line of a life has the phases, with one number for each rank."""
     first = next(history(delayed[0]))
     assert [len(row) for row in first["phases"].values()] == [2] * len(first["phases"])
     assert first["since_s"] > 0
@@ -127,7 +127,7 @@ def test_a_fault_and_a_stop_between_lives_have_categories():
 
 
 def test_goodput_begins_with_the_first_fault():
-    """Not with a stop: before a fault it would only show the age of the run."""
+    """Goodput does not begin with a stop: before a fault it would only show the age of the run."""
     one = life(1, 1000.0, 2, init=2.0, step=8.0)
     two = life(2, 2000.0, 2, init=1.0, step=9.0)
     stop = {"event": "stop", "generation": 1, "time": 1010.0, "phases": one["phases"]}
@@ -156,7 +156,7 @@ def test_ranks_that_begin_later_do_not_change_the_sum():
     ],
 )
 def test_impossible_phases_are_ignored(phases):
-    """Written by hand, or by a world of another size."""
+    """Phases that are written by hand, or by a world of another size, change no sum."""
     one = life(1, 1000.0, 2, init=2.0, step=20.0)
     good = {"event": "checkpoint", "generation": 1, "time": 1022.0, "phases": one["phases"]}
     assert owned_by(one["start"], good, good | {"phases": phases}) == owned_by(one["start"], good)
@@ -184,13 +184,13 @@ DONE = {"training": 56, "start": 4, "recovery": 20}
         (LOST | {"phases": ONE["phases"]} | {"survived": False}, DONE),
     ],
 )
-def test_the_time_between_the_last_agreement_and_the_next_life(end, owned):
-    """A survivor waited, or nobody survived and there were steps; then the world formed."""
+def test_the_time_before_the_next_life_has_categories(end, owned):
+    """A survivor's wait is detection, time without survivors is training; the rest is recovery."""
     assert owned_by(ONE["start"], end, life(2, 1040.0, 2, init=1.0)["start"]) == owned
 
 
 def test_the_log_of_a_killed_life_counts_no_second_twice():
-    """Its last phases may be older than those of the last save, or of the world before."""
+    """The last phases in a log may be older than those of the last save, or of the world before."""
     save = {"event": "checkpoint", "generation": 1, "step": 7, "phases": ONE["phases"]}
     end = LOST | {"phases": {"step": [12.0] * 2}, "since_s": 18.0, "survived": False}
     assert owned_by(ONE["start"], save, end, life(2, 1040.0, 2, init=1.0)["start"]) == DONE
@@ -227,7 +227,7 @@ def test_each_world_of_a_life_has_its_own_phases():
 
 
 def test_a_job_that_waits_for_another_takes_no_time_of_the_run():
-    """It waits for 12 s beside the job that has the run, and for 5 s more."""
+    """Only the 5 s of waiting after the other job's end count, not the 12 s beside that job."""
     killed = LOST | {"phases": ONE["phases"], "since_s": 8.0, "survived": False}
     other = life(2, 1018.0, 2, init=17.0, step=5.0)
     stop = {"event": "stop", "generation": 2, "time": 1040.0, "phases": other["phases"]}
@@ -240,7 +240,7 @@ def test_a_job_that_waits_for_another_takes_no_time_of_the_run():
     [({}, "stopped"), ({"source": "memory"}, "recovery"), ({"restarts": 1}, "recovery")],
 )
 def test_a_stop_of_some_pods_is_no_stop_of_the_job(marks, owner):
-    """A launcher of the earlier life reports that, on whichever pod rank 0 is now."""
+    """If the launchers of the earlier life still run, the time is recovery, and not a stop."""
     stop = {"event": "stop", "generation": 1, "time": 1022.0, "phases": ONE["phases"]}
     second = life(2, 1040.0, 2, init=1.0)["start"] | marks
     assert owned_by(ONE["start"], stop, second)[owner] == 2 * 18
@@ -256,7 +256,7 @@ def test_a_clock_that_jumps_in_a_life_adds_no_second(ahead_s):
 
 
 def test_a_life_without_an_end_has_the_phases_of_its_own_log(tmp_path):
-    """And none if its log has none."""
+    """The end has the last phases of its own log, and none if its log has none."""
 
     def lost(generation: int) -> dict:
         line = {"step": 3, "time": 30.0}

@@ -29,8 +29,8 @@ def test_a_lost_peer_is_in_the_ledger_with_its_seconds(run, tmp_path):
     assert kinds == ["start", "end", "start", "checkpoint", "stop"]
 
 
-def test_an_end_after_redone_steps_is_that_of_the_newest_step(run, tmp_path):
-    """Not of the highest step, which an earlier life logged an hour ago and which was lost."""
+def test_an_end_after_redone_steps_has_the_newest_step(run, tmp_path):
+    """The end does not have the highest step, which an earlier life logged and which was lost."""
     assert run("--steps", "2") == 0
     lose_a_peer(run, "--steps", "9", at=5)
     log = log_path(tmp_path / "run", 2)
@@ -42,7 +42,7 @@ def test_an_end_after_redone_steps_is_that_of_the_newest_step(run, tmp_path):
     assert found == [(6, True), (3, True)]
 
 
-def test_a_life_that_nobody_survived_has_an_end_too(corpus, tmp_path):
+def test_a_life_without_survivors_has_an_end(corpus, tmp_path):
     """After SIGKILL of the only process, the next life records that it was killed."""
     code = (
         "import itertools, os, signal, sys\n"
@@ -64,7 +64,7 @@ def test_a_life_that_nobody_survived_has_an_end_too(corpus, tmp_path):
     assert (end["step"], end["cause"]) == (3, recovery.UNKNOWN)
 
 
-def test_a_log_that_ends_before_the_checkpoint_is_no_obstacle(run, tmp_path):
+def test_a_log_that_ends_before_the_checkpoint_is_accepted(run, tmp_path):
     """The end of the previous life is recorded with its last known step."""
     assert run("--steps", "3") == 0
     for name, lines in (("log.1.jsonl", 2), ("ledger.jsonl", 1)):

@@ -64,8 +64,8 @@ def check_ended(folder: Path, cause: str, step: int) -> None:
 
 
 def test_time_ends_a_run_as_steps_would(run, tmp_path, clock):
-    """The rate ends with the time, waits for data included, and the log has the time behind it. The
-    last step is evaluated, checked and saved; the same command does no more."""
+    """The rate follows the time, waits for data included, and the log has that time. The last step
+    is evaluated, checked and saved; the same command does no more."""
     assert run(*TIME) == 0
     check_ended(tmp_path, "max_time", 10)
     lines = log(tmp_path)
@@ -113,7 +113,7 @@ def test_more_time_computes_the_schedule_again(run, tmp_path, clock):
 
 
 def test_tokens_end_a_run_as_steps_would(run, tmp_path):
-    """The run ends at the first step with all tokens; the rate follows them; more continue it."""
+    """The rate follows the tokens; the run ends when all are used, and more tokens continue it."""
     assert run(*TOKENS) == 0
     lines = log(tmp_path)
     check_ended(tmp_path, "max_tokens", len(lines))
@@ -130,8 +130,8 @@ def test_tokens_end_a_run_as_steps_would(run, tmp_path):
 def test_after_a_loss_at_the_end_of_the_time_the_next_life_completes_the_last_step(
     run, tmp_path, clock, monkeypatch, what
 ):
-    """A life is killed after the agreement, in the evaluation or the check of the last step: the
-    next life does no other step, and does both."""
+    """If a life is killed after the agreement, in the evaluation or the check of the last step, the
+    next life completes both, and does no other step."""
     working, over = getattr(life, what), []
     agree = life.agree
 

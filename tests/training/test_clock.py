@@ -1,4 +1,4 @@
-"""The clocks of ranks that meet: waits for other ranks, and the time of the sums."""
+"""The clocks of ranks: their waits for each other, and the time of the sums."""
 
 import time
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ class Ranks:
         self.spent = [RankSeconds(PhaseClock(phase), world) for world in worlds]
 
     def step(self, before=(0.0, 0.0), sums=(0.0, 0.0), phase="") -> None:
-        """Each rank is so late at the agreement; at the end of the step it waits for the sums."""
+        """Each rank is late by `before` at the agreement, and waits for its `sums` at the end."""
         begin, rows = self.now, []
         for spent, late_s in zip(self.spent, before, strict=True):
             self.now = begin
@@ -51,8 +51,8 @@ def ranks(monkeypatch):
     return lambda phase: Ranks(monkeypatch, phase)
 
 
-def test_the_table_has_the_wait_that_ends_as_it_is_made(ranks):
-    """So its ranks have equal sums: a rank that is lost then does not count as formed later."""
+def test_the_table_includes_the_wait_for_its_own_exchange(ranks):
+    """The ranks thus have equal sums: a rank that is lost then does not count as formed later."""
     it = ranks("step")
     it.step(before=(0.0, 2.0))
     assert it.by_phase() == {"step": [0.0, 2.0], "wait": [2.0, 0.0]}
@@ -69,7 +69,7 @@ def test_ranks_that_wait_for_each_other_in_one_step_both_wait(ranks):
 
 
 def test_a_common_wait_for_the_sums_counts_as_the_step(ranks):
-    """A repeated step stays a repeated one, with its transport; no rank was busy meanwhile."""
+    """The transport of a repeated step counts as repeated; no rank was busy meanwhile."""
     it = ranks("redo")
     it.step(sums=(2.0, 2.5))
     it.step(phase="step")
@@ -78,7 +78,7 @@ def test_a_common_wait_for_the_sums_counts_as_the_step(ranks):
 
 
 def test_no_phase_ever_becomes_shorter(ranks):
-    """No phase loses a microsecond in many steps: a counter would refuse it."""
+    """No phase loses a microsecond in many steps, because a counter must not fall."""
     it = ranks("step")
     before, begin = it.spent[0].micros, it.now
     for i in range(200):
@@ -91,8 +91,8 @@ def test_no_phase_ever_becomes_shorter(ranks):
         assert sum(spent.clock.seconds.values()) == pytest.approx(it.now - begin, abs=1e-8)
 
 
-def test_the_table_is_due_where_the_phase_changes(ranks):
-    """So the repeated steps of a life without survivors end at a table."""
+def test_a_table_is_due_when_the_phase_changes(ranks):
+    """The repeated steps of a life thus end at a table, even if no rank survives."""
     it, due = ranks("warmup"), []
     for phase in ("warmup", "redo", "redo", "step", "step"):
         it.step((0.1, 0.1), phase=phase)

@@ -96,7 +96,7 @@ def track(monkeypatch):
     return use
 
 
-def test_a_fifth_sink_is_sixty_lines(run, tmp_path, track):
+def test_a_new_sink_needs_at_most_sixty_lines(run, tmp_path, track):
     """A tracker gets every step of both lives, the events between them, and the results."""
     assert len(inspect.getsource(Tracker).splitlines()) <= 60
     client = Client()
@@ -125,7 +125,7 @@ def of(client: Client, name: str) -> list[tuple]:
 
 @pytest.mark.parametrize("fails", ["raises", "hangs"])
 def test_a_lost_service_costs_the_run_nothing(run, tmp_path, track, fails):
-    """Its calls raise, or do not return: all steps are done, and the exit code is 0."""
+    """If its calls raise or do not return, all steps are done, and the exit code is 0."""
     client = Client(fails)
     track(lambda: Tracker(client, patience_s=0.1))
     assert run("--steps", "4") == 0
@@ -157,7 +157,7 @@ def test_an_error_of_a_record_reaches_the_loop():
 
 def test_every_kind_is_known_and_used():
     """Each emitted kind has its sentence, and no sink waits for a kind that is never emitted."""
-    # also by a variable with one of two kinds; the branch by go_back.py, before any sink exists
+    # emitted by a variable with one of two kinds, and `branch` by go_back.py, before any sink
     emitted = {"stall", "still", "slow", "slow_end", "branch"}
     for path in (ROOT / "gptddp/training").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -181,8 +181,8 @@ def test_the_ledger_has_its_kinds_of_events_and_no_other(run, tmp_path):
 
 
 def test_the_life_before_ended_with_its_own_last_step(run, tmp_path):
-    """Also if it repeated steps that an older life had logged beyond that: its end is not minutes
-    earlier."""
+    """If the life before repeated only some steps of an older life, its end has the time of its own
+    last step."""
     lose_a_peer(run, "--steps", "12", at=10)
     for path in (tmp_path / "run").glob("log.1.jsonl"):  # ten minutes ago
         lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -31,8 +31,8 @@ def state(step):
 
 
 def test_a_late_commit_after_the_last_look_never_wins(tmp_path):
-    """A newer life begins between the look and the rename: its own checkpoint is the newest, and
-    once it exists, the checkpoint of the late writer is deleted."""
+    """If a newer life begins between the look and the rename, its own checkpoint is the newest, and
+    the unfinished save of a late writer is discarded."""
 
     def newer_life(step):
         assert Writer(tmp_path, 2).save(step, state(step), {}).error is None
@@ -81,7 +81,7 @@ sys.exit(train.main(sys.argv[1:]))
 
 
 def test_the_ranks_wait_together_for_a_run_that_another_life_holds(corpus, tmp_path):
-    """For any time of renewals no collective times out, and the log names the holder."""
+    """However long the lease is renewed, no collective times out, and the log names the holder."""
     (tmp_path / "lease.json").write_text(json.dumps(OTHER | {"job": "job at a:1"}))
     env = {"TORCHELASTIC_RUN_ID": "job", "PET_RDZV_ENDPOINT": "a:1"}
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path), "--steps", "2"]
@@ -142,8 +142,8 @@ def stopped(process):
 
 
 def test_a_writer_stopped_before_its_rename_ends_by_itself(tmp_path, training):
-    """SIGSTOP between manifest and rename, a newer life of the job, SIGCONT: nothing of the late
-    life is ever loaded, and it ends with the reason."""
+    """A life that is stopped between manifest and rename, and continues beside a newer life,
+    commits nothing, and ends with the reason."""
     late = training("--steps", "100000", "--checkpoint-every", "0.1", code=LATE, job="job")
     until(lambda: stopped(late))
     run = tmp_path / "run"
@@ -162,8 +162,8 @@ def test_a_writer_stopped_before_its_rename_ends_by_itself(tmp_path, training):
 
 
 def test_a_second_training_on_a_run_is_refused(tmp_path, training):
-    """Two plain trainings of one run: exit code 2 for the second, the first notices nothing. After
-    the first is killed, the next continues at once."""
+    """The second training of a run ends with exit code 2, and the first continues. After the first
+    is killed, the next continues at once."""
     first = training("--steps", "100000", "--checkpoint-every", "0.5")
     until(lambda: store.names(tmp_path / "run"))
     second = training("--steps", "100000")

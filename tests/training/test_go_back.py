@@ -46,8 +46,8 @@ def lives(folder):
 
 
 def test_a_run_that_has_blown_up_goes_back(run, tmp_path, monkeypatch, capsys):
-    """With exit code 3 the run names the command that helps; another start without it ends alike.
-    With it the run finishes, and its log and checkpoints are those of the branch."""
+    """At exit code 3 the run names the flag that helps; another start without it ends in the same
+    way. With it the run finishes, with the log and checkpoints of the branch."""
     folder, flags = tmp_path / "run", ("--steps", "30", "--checkpoint-every", "0", "--keep", "2")
     assert run(*flags, "--steps", "6") == 0
     forward_backward = train.forward_backward
@@ -73,7 +73,7 @@ def test_a_run_that_has_blown_up_goes_back(run, tmp_path, monkeypatch, capsys):
 
 
 def test_the_way_back_leads_before_the_step_that_spoilt_the_weights(folder, tmp_path):
-    """Two steps before the first bad one, or one, if no other is kept; else another way."""
+    """The named checkpoint is two steps before the first bad one, or one if no other is kept."""
     for bad, step in ((9, 6), (8, 6), (7, 4), (3, 2)):
         assert f"to go back to step {step}: --from-step {step}, with" in way_back(folder, bad)
     assert "no earlier checkpoint is kept: begin again" in way_back(folder, 2)
@@ -83,7 +83,7 @@ def test_the_way_back_leads_before_the_step_that_spoilt_the_weights(folder, tmp_
 def test_the_way_back_leads_before_losses_that_were_far_too_large_but_finite(
     run, tmp_path, monkeypatch, capsys
 ):
-    """They were reported before the first non-finite one, and have kept checkpoints."""
+    """The named step is before all reported losses, although later checkpoints are kept."""
     forward_backward = train.forward_backward
 
     def blowing_up(ddp, batch, targets, step, *rest):
@@ -99,8 +99,8 @@ def test_the_way_back_leads_before_losses_that_were_far_too_large_but_finite(
 
 
 def test_the_same_command_again_continues(run, folder, monkeypatch, caplog):
-    """Pods keep their flags: the run goes back once, also if it was extended since. With another
-    rate, or from another step, it goes back again; also to an abandoned step."""
+    """Pods keep their flags, so the run goes back once, even if it was extended since. With another
+    rate or another step, even an abandoned one, it goes back again."""
     assert run(*BACK[2:], "--steps", "9") == 0
     assert run("--steps", "10") == 0
     assert run(*BACK[2:]) == 0
@@ -150,7 +150,7 @@ def test_on_a_full_disk_nothing_is_deleted(run, folder, monkeypatch):
 
 
 def test_a_life_that_has_lost_the_run_begins_no_branch(run, folder, monkeypatch):
-    """It was silent while it read the checkpoint, and another life has the run."""
+    """If another life has taken the run while this one read the checkpoint, no branch begins."""
 
     def lost(self):
         raise Superseded("has taken over the run")
@@ -180,7 +180,7 @@ def test_after_a_kill_anywhere_the_next_start_goes_back(run, folder, monkeypatch
 
 
 def test_a_branch_with_a_damaged_checkpoint_continues_from_its_own(run, folder):
-    """It skips later steps, which the run has abandoned; the damaged one is set aside."""
+    """The branch uses no later step, which the run has abandoned, and no damaged checkpoint."""
     assert run(*BACK[2:], "--steps", "6") == 0
     for step, life in ((6, 5), (4, 5)):
         os.truncate(folder / "checkpoints" / store.name_of(step, life) / "manifest.json", 10)
@@ -190,7 +190,7 @@ def test_a_branch_with_a_damaged_checkpoint_continues_from_its_own(run, folder):
 
 
 def test_a_run_goes_back_to_a_checkpoint_that_is_listed_late(run, folder, monkeypatch):
-    """A network file system may list it late: the ledger has its name."""
+    """If a network file system does not list the checkpoint yet, the ledger has its name."""
     real = os.listdir
     late = store.name_of(4, 2)
     monkeypatch.setattr(
@@ -201,7 +201,7 @@ def test_a_run_goes_back_to_a_checkpoint_that_is_listed_late(run, folder, monkey
 
 
 def test_a_finished_run_that_must_go_back_is_not_finished(run, folder):
-    """Its launchers start it; it is finished again at the end of the branch."""
+    """Launchers start a run that must go back; it is finished again at the end of the branch."""
     asked = Config(run_dir=str(folder), steps=8, from_step=4, lr=1e-3)
     assert not run_state.why_finished(asked)
     assert run(*BACK, "--steps", "8") == 0
@@ -211,7 +211,7 @@ def test_a_finished_run_that_must_go_back_is_not_finished(run, folder):
 
 
 def test_a_step_without_a_checkpoint_is_refused(run, folder, capsys):
-    """The message lists the existing ones, and nothing changes; so with a damaged one."""
+    """The message lists the existing steps, and nothing changes, also for a damaged checkpoint."""
     before = read_ledger(folder)
     assert run("--steps", "12", "--from-step", "5") == 2
     assert "no checkpoint of step 5: use one of these: 2, 4, 6, 8" in capsys.readouterr().err

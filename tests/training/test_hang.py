@@ -100,7 +100,7 @@ def life(corpus, tmp_path):
 
 
 def test_a_hanging_process_saves_its_state_and_the_run_continues(life, tmp_path):
-    """It hangs in the data, then in the model: exit code 1 with the place; no step is repeated."""
+    """A hang in the data or in the model gives exit code 1 with the place; no step is repeated."""
     for code, where in ((DATA, "next_batch"), (FORWARD, "forward_backward")):
         exit_code, said = life(code, times=1)
         assert exit_code == pulse.HUNG
@@ -119,7 +119,7 @@ def test_a_hanging_process_saves_its_state_and_the_run_continues(life, tmp_path)
 
 
 def test_the_third_hang_at_a_step_ends_the_run(life):
-    """Exit code 5 and the place: retries have a limit."""
+    """The third hang gives exit code 5 and the place, because retries have a limit."""
     assert [life(FORWARD, times=3, first_s=1.0)[0] for _ in range(2)] == [1, 1]
     code, said = life(FORWARD, times=3, first_s=1.0)
     assert code == 5

@@ -20,7 +20,7 @@ from gptddp.inference.load_model import load
 from gptddp.run.history import history, read_ledger
 from gptddp.training import first_state
 
-# Of `support.toy.SMALL`, without the shape of the model.
+# `support.toy.SMALL` without the shape of the model.
 FEW = [
     *("--lanes", "4", "--batch", "4", "--micro-batch", "2", "--warmup-steps", "2"),
     *("--precision", "fp32", "--device", "cpu", "--eval-tokens", "512", "--steps", "3"),
@@ -49,8 +49,8 @@ def states(run):
 
 
 def test_a_run_begins_with_the_weights_and_shape_of_the_folder(gpt2, begin, tmp_path):
-    """Its first loss is that of the weights, not of a seed. Other fields come from config.json, and
-    the peak rate is a tenth of the preset's."""
+    """The first weights are those of the folder, not of a seed. Other fields come from config.json,
+    and the peak rate is a tenth of the preset's."""
     assert begin("--init-from", gpt2, "--lr", 1e-9, "--steps", 1) == 0
     net, tokenizer, _ = load(tmp_path / "run")
     there = load_file(gpt2 / "model.safetensors")
@@ -64,9 +64,9 @@ def test_a_run_begins_with_the_weights_and_shape_of_the_folder(gpt2, begin, tmp_
     assert config.init_sha256 == configuration(tmp_path / "run").init_sha256
 
 
-def test_a_run_that_is_continued_does_not_need_the_folder(gpt2, begin, tmp_path):
-    """It continues with the same flags after the folder is deleted, without the flags, and with a
-    copy of the folder elsewhere; it keeps its first weights."""
+def test_a_continued_run_does_not_need_the_folder(gpt2, begin, tmp_path):
+    """A run continues with the same flags after the folder is deleted, without the flags, and with
+    a copy of the folder elsewhere; it keeps its first weights."""
     assert begin("--init-from", gpt2, "--steps", 1) == 0
     begun = configuration(tmp_path / "run").init_sha256
     shutil.move(gpt2, tmp_path / "moved")
@@ -84,8 +84,8 @@ def flip(folder):
 
 
 def test_other_weights_are_refused_in_a_continued_run(gpt2, begin, tmp_path, capfd):
-    """A folder with one other bit; any folder, if the run began from its seed; a given hash that
-    differs from the folder's."""
+    """A folder with one other bit is refused, any folder if the run began from its seed, and a
+    given hash that differs from the folder's."""
     assert begin("--init-from", gpt2) == 0
     other = shutil.copytree(gpt2, tmp_path / "other")
     flip(other)
@@ -173,8 +173,8 @@ def test_a_first_start_that_is_killed_is_begun_again(
     assert states(tmp_path / "run") == states(tmp_path / "whole") != []
 
 
-def test_an_audit_from_the_first_step_reads_the_folder_again(gpt2, begin, tmp_path):
-    """It computes the same bits, or names a missing or other folder; a checkpoint needs none."""
+def test_an_audit_from_the_first_step_needs_the_folder(gpt2, begin, tmp_path):
+    """The audit has the same bits, or names a missing or other folder; a later audit needs none."""
     assert begin("--init-from", gpt2, "--checkpoint-every", 0) == 0
     assert begin("--steps", 5, "--checkpoint-every", 0) == 0  # the newest life got no folder
     run = tmp_path / "run"
@@ -189,8 +189,8 @@ def test_an_audit_from_the_first_step_reads_the_folder_again(gpt2, begin, tmp_pa
         audit(run, "", True)
 
 
-def test_a_run_that_is_exported_begins_another_with_the_same_bits(gpt2, begin, tmp_path, corpus):
-    """Run, folder, run: every weight, and so every logit, is the same."""
+def test_an_exported_run_begins_another_with_the_same_bits(gpt2, begin, tmp_path, corpus):
+    """A run that begins with an exported run has all its weights, and so all its logits."""
     assert begin("--n-layer", 2, "--n-head", 2, "--n-embd", 32, "--seq-len", 32) == 0
     assert export(tmp_path / "run", tmp_path / "folder") == 3
     folder = tmp_path / "folder"

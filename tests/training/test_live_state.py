@@ -1,4 +1,4 @@
-"""Training never continues from a half state, and every rank has rank 0's unsaved records."""
+"""Training never continues from a half-done step; every rank has rank 0's unsaved records."""
 
 import threading
 from types import SimpleNamespace
@@ -10,8 +10,8 @@ from gptddp.run.history import read_ledger
 from gptddp.training.live_state import LiveState
 
 
-def test_a_half_done_step_is_not_handed_on(run, tmp_path, monkeypatch):
-    """A peer is lost between the first parameter and the last: the next life continues from the
+def test_no_life_continues_from_a_half_done_step(run, tmp_path, monkeypatch):
+    """If a peer is lost within the update of the parameters, the next life continues from the
     checkpoint."""
     assert run("--steps", "2") == 0
     real, calls = torch.optim.AdamW.step, iter(range(9))

@@ -41,8 +41,8 @@ def shown(metrics: m.Metrics) -> dict[str, float]:
     return found
 
 
-def test_a_scrape_has_no_step_that_its_counter_lacks():
-    """Also if a step is recorded between two families of the scrape."""
+def test_the_counter_of_steps_is_never_behind_the_step():
+    """The counter is not behind, even if steps are recorded between two families of a scrape."""
     metrics, found = m.Metrics(CONFIG, two_ranks()), {}
     metrics(START)
     for step, family in enumerate(metrics.registry.collect(), 8):
@@ -86,7 +86,7 @@ def test_a_scrape_has_no_step_that_its_counter_lacks():
     ],
 )  # fmt: skip
 def test_an_event_sets_the_metrics_that_it_knows(events, found):
-    """Other metrics stay as they are: NaN, not 0, for unknown values."""
+    """An event changes no other metric; unknown values are NaN, and not 0."""
     metrics = m.Metrics(CONFIG, None)
     for event in events:
         metrics(event)
@@ -95,7 +95,7 @@ def test_an_event_sets_the_metrics_that_it_knows(events, found):
 
 
 def test_each_step_updates_the_clocks_of_the_ranks():
-    """Phases of rank 0, the rank that was busy longest, and the largest memory of a rank."""
+    """A step sets rank 0's phases, the rank that was busy longest, and the largest memory."""
     spent = two_ranks()
     metrics = m.Metrics(CONFIG, spent)
     assert math.isnan(shown(metrics)["peak_memory_bytes{resident}"])
@@ -125,8 +125,8 @@ def test_the_state_follows_the_phase_and_the_end():
     assert shown(metrics)["state{draining}"] == 1
 
 
-def test_mfu_exists_where_the_peak_is_known():
-    """FLOPs of a token times tokens a second, of what the devices can do; NaN before a step."""
+def test_mfu_exists_if_the_peak_is_known():
+    """MFU is FLOPs a token times tokens a second, divided by the peak, and NaN before a step."""
     assert "mfu_ratio" not in shown(m.Metrics(CONFIG, None))
     metrics = m.Metrics(CONFIG, None, peak=2000.0)
     metrics(START)
@@ -145,8 +145,8 @@ def test_mfu_exists_where_the_peak_is_known():
     ],
 )
 def test_a_life_from_memory_knows_the_newest_checkpoint(tmp_path, source, commits, step, age_s):
-    """It does not reset the age: short lives must not hide that saves fail. After a checkpoint was
-    read, only the work of this life can be lost."""
+    """A life from memory does not reset the age, because short lives must not hide failing saves.
+    After a checkpoint was read, only the work of this life can be lost."""
     now = time.time()
     config = Config(steps=20, run_dir=str(tmp_path), checkpoint_every=90.0)
     metrics = m.Metrics(config, None)
@@ -177,7 +177,7 @@ def test_every_series_exists_before_the_first_event():
 
 
 def test_the_expected_last_step_follows_the_budget_that_ends_the_run():
-    """For another budget than steps it is an estimate, which follows the run."""
+    """With another budget than steps, the last step is an estimate that follows the run."""
     metrics, found = m.Metrics(Config(steps=400, max_tokens=1000, max_time=0.0), None), []
     for step, tokens in ((0, 0), (12, 140), (20, 200), (30, 1010)):
         metrics(STEP | {"line": LINE | {"step": step, "tokens": tokens}})

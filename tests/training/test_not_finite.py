@@ -13,7 +13,7 @@ from gptddp.run.history import history
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_losses_that_stay_non_finite_end_the_run_with_exit_code_3(run, tmp_path, capfd, optimizer):
     """A skipped step is logged without a loss, and never saved as trained; the number of skipped
-    steps is bounded. The largest values of a field cause them, too."""
+    steps is bounded. Fields at their largest values cause such steps."""
     worst = ("--lr", "1e30", "--weight-decay", "1e3", "--final-lr", "1", "--optimizer", optimizer)
     assert run("--steps", "50", *worst, "--warmup-steps", "0", "--max-skipped", "3") == 3
     assert "not finite 4 times in a row" in capfd.readouterr().err

@@ -56,7 +56,7 @@ def test_decisions_and_rows_do_not_depend_on_the_world_size(alone, world_size):
     assert decisions(other) == decisions(alone)
 
 
-def test_the_rows_equal_a_corpus_without_the_row_groups(alone):
+def test_rows_differ_only_after_the_first_decision(alone):
     """Up to the first decision the rows equal those of a healthy corpus; after it they differ."""
     healthy = Run(corpus()).go(1, STEPS)
     first = min(decisions(alone))
@@ -87,7 +87,7 @@ def test_a_repaired_file_stays_out_after_the_decision(alone):
 
 
 def test_a_life_that_goes_back_repeats_the_decisions(alone):
-    """It starts before the fault, with a repaired file: the ledger has the decisions."""
+    """A life from before the fault, with a repaired file, takes the decisions from the ledger."""
     run = Run(damaged()).go(2, STEPS)
     again = Run(corpus())
     again.ledger = run.ledger
@@ -95,8 +95,8 @@ def test_a_life_that_goes_back_repeats_the_decisions(alone):
     assert again.progress.data == alone.progress.data
 
 
-def test_a_row_group_that_goes_bad_later(monkeypatch):
-    """Its rows before the fault are trained, later rows are not: the same at each world size."""
+def test_a_row_group_that_becomes_unreadable_loses_only_later_rows(monkeypatch):
+    """Rows before the fault are trained, and later rows are not, at each world size alike."""
     ends = []
     for world_size in (1, 2, 3):
         run = Run(corpus()).go(world_size, 40)
@@ -108,7 +108,7 @@ def test_a_row_group_that_goes_bad_later(monkeypatch):
 
 
 @pytest.mark.parametrize(("n_groups", "bad"), [(5, {1}), (5, {0, 1}), (LANES, {1, 2, 6})])
-def test_row_groups_that_lanes_share_or_that_are_all_of_a_lane(n_groups, bad):
+def test_all_lanes_of_a_row_group_lose_it_at_the_same_step(n_groups, bad):
     """At any world size all lanes of a row group lose it at the same step, at any place in it; a
     lane without another row group continues with its neighbour's documents."""
     runs = [Run(damaged(bad, n_groups)).go(w, 80) for w in (1, 2, 3, LANES)]
@@ -117,8 +117,8 @@ def test_row_groups_that_lanes_share_or_that_are_all_of_a_lane(n_groups, bad):
     assert set(runs[0].progress.data["quarantined"]) == bad
 
 
-def test_a_lane_that_takes_its_neighbours_begins_with_the_first_row():
-    """It stood within its own row group: that place may not exist in the other one."""
+def test_a_lane_begins_its_neighbours_row_group_with_the_first_row():
+    """A lane's place in its own row group may not exist in its neighbour's."""
     run = Run(corpus(n_groups=4 * LANES)).go(1, 1)
     before = run.progress.data["lanes"].split()
     lane = before.index("0.0.2")
@@ -135,8 +135,8 @@ def test_a_corpus_without_readable_rows_is_an_error():
         run.go(1, 5)
 
 
-def test_fail_is_the_default_and_names_the_way_out():
-    """on_bad=fail: the error has file, row group, reason, attempts and fixes."""
+def test_on_bad_fail_gives_an_error_with_the_fixes():
+    """With on_bad=fail the error has file, row group, reason, attempts and fixes."""
     with open_loader(damaged()) as loader, pytest.raises(BadRowGroup) as caught:
         while True:
             quarantine.next_batch(loader, "fail")

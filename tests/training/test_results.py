@@ -1,4 +1,4 @@
-"""The block at a run's end: its keys and its figures."""
+"""The block of results at a run's end: its keys and its figures."""
 
 import logging
 import re
@@ -27,9 +27,9 @@ def block(text: str) -> dict[str, str]:
 
 
 def test_a_run_ends_with_a_block_for_grep(run, tmp_path, capfd, caplog):
-    """It has the keys of karpathy/autoresearch in order, once, for the whole run. A stopped life
-    prints no block, and a start of the finished run prints it again. The time of the run begins
-    with its first process, in any life. A CPU run lacks the two keys of a GPU."""
+    """The block has the keys of karpathy/autoresearch in order, once, for the whole run. A stopped
+    life prints no block, and a start of the finished run prints it again. The time of the run
+    begins with its first process, in any life. A CPU run lacks the two keys of a GPU."""
     caplog.set_level(logging.INFO)
     assert run("--steps", "3") == 0
     assert run("--steps", "6") == 0
@@ -48,14 +48,14 @@ def test_a_run_ends_with_a_block_for_grep(run, tmp_path, capfd, caplog):
 
 
 def test_a_gpu_has_its_memory_and_its_mfu_in_the_block():
-    """Both are at their places; the MFU of a GPU with an unknown peak is `n/a`."""
+    """Both keys are at their places; the MFU of a GPU with an unknown peak is `n/a`."""
     found = dict.fromkeys(KEYS, 1) | {"mfu_percent": None}
     text = "\n".join(["", *lines(found)])
     assert list(block(text)) == KEYS and "\nmfu_percent:      n/a\n" in text
 
 
-def test_a_life_that_is_stopped_has_no_block(run, caplog, monkeypatch):
-    """Its run continues."""
+def test_a_stopped_life_has_no_block(run, caplog, monkeypatch):
+    """A stopped life prints no block, because its run continues."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr("gptddp.training.stop.StopFlag.asked", property(lambda self: True))
     assert run("--steps", "3") == 143
@@ -63,7 +63,7 @@ def test_a_life_that_is_stopped_has_no_block(run, caplog, monkeypatch):
 
 
 def test_mfu_counts_all_ranks_and_only_the_products():
-    """Twice the ranks, for the same tokens in the same time, halve it; `gpt2` has 0.857 GFLOP a
+    """Four times the ranks, for the same tokens and time, quarter it; `gpt2` has 0.857 GFLOP a
     token (6 for each of 124 M parameters less the positions, and attention)."""
     c = with_preset(Config(preset="gpt2"), accelerator=True)
     with torch.device("meta"):
@@ -77,7 +77,7 @@ def test_mfu_counts_all_ranks_and_only_the_products():
 
 
 def test_the_peak_of_a_gpu_is_given_only_if_it_is_known():
-    """It follows from the name, for bf16 only; tf32 and other GPUs have no peak."""
+    """The peak follows from the name, for bf16 only; tf32 and other GPUs have no peak."""
     bf16, fp32 = Config(precision="bf16"), Config(precision="fp32")
     assert peak_flops("NVIDIA H100 80GB HBM3", bf16) == 989.5e12
     assert peak_flops("NVIDIA H100 PCIe", bf16) == 756e12

@@ -1,4 +1,4 @@
-"""Sample texts after evaluations: by the present model, without an effect on the run."""
+"""Sample texts after evaluations, by the current model, without an effect on the run."""
 
 import json
 import time
@@ -34,7 +34,7 @@ def test_a_text_after_each_evaluation_changes_no_bit(run, corpus, tmp_path):
 
 
 def test_a_text_counts_as_evaluation_and_has_a_time_limit(run, tmp_path, monkeypatch):
-    """Its seconds count as evaluation; a text that takes too long is cut off."""
+    """The seconds of a text count as evaluation; a text that takes too long is cut off."""
 
     def slow(net, tokenizer, prompt, **options):
         for i in generate(net, tokenizer, prompt, **options):
@@ -49,8 +49,8 @@ def test_a_text_counts_as_evaluation_and_has_a_time_limit(run, tmp_path, monkeyp
     assert len(texts(tmp_path / "run")) == 2
 
 
-def test_a_disk_that_takes_no_text_stops_nothing(run, tmp_path):
-    """A folder stands where the file would be."""
+def test_an_unwritable_sample_does_not_stop_the_run(run, tmp_path):
+    """If a folder has the name of the file, the run still does all its steps."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run/samples.jsonl").mkdir()
     assert run("--steps", "2", "--eval-every", "1", "--sample-tokens", "4") == 0

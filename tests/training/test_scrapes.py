@@ -61,7 +61,7 @@ def server(*ago_s: float) -> Server:
 
 @pytest.mark.parametrize("ago_s", [(), (1.0,), (30.0, 29.0)])
 def test_the_run_does_not_wait_without_regular_scrapes(ago_s):
-    """No scrape came, or one, as by curl; or the scrapes have stopped."""
+    """The run ends at once without scrapes, after a single one, or after they have stopped."""
     it = server(*ago_s)
     it.scrapes.expect_last()
     assert not it.scrapes.awaited
@@ -69,7 +69,7 @@ def test_the_run_does_not_wait_without_regular_scrapes(ago_s):
 
 @pytest.mark.alone
 def test_the_wait_for_the_last_scrape_is_about_an_interval():
-    """It is a fifth and half a second longer; an answered scrape ends it."""
+    """The wait is a fifth and half a second longer than an interval; an answered scrape ends it."""
     found, seconds = server(2.0, 1.0).waits()
     assert not found and 1.5 < seconds < 3.0
     it = server(11.0, 1.0)
@@ -87,14 +87,14 @@ def test_two_scrapers_in_turn_do_not_count_as_a_fast_one():
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
-def test_it_is_served_to_ipv6_too():
-    """A cluster may have only IPv6."""
+def test_metrics_are_served_over_ipv6():
+    """The server answers over IPv6, because a cluster may have nothing else."""
     with urllib.request.urlopen(f"http://[::1]:{Server().port}/metrics", timeout=5) as answer:
         assert b"gptddp_step" in answer.read()
 
 
 def test_the_number_of_open_connections_is_limited():
-    """The port is open to strangers: the oldest are closed, and a new one gets an answer."""
+    """Of a stranger's many connections the oldest are closed, and a new one gets an answer."""
     it, before = Server(), threading.active_count()
     held = [socket.create_connection(("127.0.0.1", it.port), 5) for _ in range(40)]
     try:
@@ -159,7 +159,7 @@ def test_all_ranks_stay_until_the_last_numbers_are_read(corpus, tmp_path):
 
 
 def test_a_stop_ends_the_wait_on_all_ranks():
-    """Also a stop of another rank: the next world needs the others."""
+    """A stop of any rank ends the wait of all, because the next world needs them."""
     met = []
 
     def all_reduce(mine: torch.Tensor) -> torch.Tensor:

@@ -36,12 +36,12 @@ USUAL = [3.0] * LEAST
     ],
 )
 def test_a_loss_is_reported_when_its_perplexity_is_over_ten_times_the_usual(losses, told):
-    """Once a streak, by the median of the last steps."""
+    """The loss is reported once a streak; the median of the last steps is the usual one."""
     assert spikes(losses) == [(step, "loss") for step in told]
 
 
 def test_a_streak_begins_with_its_first_step():
-    """Of two streaks the older counts; after both none."""
+    """Of two streaks the older one counts; after both, none counts."""
     judge = Spikes()
     lines = [*USUAL, 5.4, *[3.0] * 9, 9.0]
     for step, loss in enumerate(lines, 1):
@@ -53,13 +53,13 @@ def test_a_streak_begins_with_its_first_step():
 
 
 def test_a_norm_is_reported_when_it_is_over_ten_times_the_usual():
-    """The loss does not matter."""
+    """The norm is reported, whatever the loss is."""
     norms = [0.5] * LEAST + [4.9, 5.1, 50.0, 0.5]
     assert spikes([3.0] * len(norms), norms) == [(LEAST + 2, "grad_norm")]
 
 
 def test_a_spike_of_a_run_is_on_the_console_and_in_the_ledger(run, tmp_path, monkeypatch, caplog):
-    """Both have its size and the usual one; the step is still done."""
+    """Console and ledger have the size and the usual one; the step is still done."""
     from gptddp import train
 
     forward_backward = train.forward_backward

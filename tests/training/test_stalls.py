@@ -1,4 +1,4 @@
-"""A rank that is really slow, and one that is really stopped, in two ranks that train."""
+"""Two ranks that train, of which one is really slow, stopped, or hanging."""
 
 import os
 import re
@@ -84,13 +84,13 @@ def job(corpus, tmp_path_factory):
 
 
 def test_the_goodput_logged_with_a_step_counts_the_steps_up_to_it(job):
-    """It does not lag by ten seconds: then the first would count no step."""
+    """The logged goodput is not ten seconds old, or the first one would count no step."""
     said = job.until(lambda: re.search(r"step 6/.*  ETA [^:]+  goodput ([\d.]+) %", job.said))
     assert float(said[1]) > 0
 
 
 def test_a_slow_rank_is_named_and_released(job):
-    """Its name is in rank 0's log, each step's line, a metric with its pod, ledger and its sum."""
+    """Its name is in rank 0's log, each step's line, the ledger, and a metric with its pod."""
     assert job.scraped("straggler_ratio") == {}
     (job.folder / "slow").touch()
     (slow,) = job.until(lambda: job.events("slow"))
@@ -107,7 +107,7 @@ def test_a_slow_rank_is_named_and_released(job):
     assert job.scraped("straggler_ratio") == {}
 
 
-def test_a_stopped_rank_is_missed_by_the_others(job):
+def test_a_stopped_rank_is_reported_by_the_others(job):
     """A stalled step is reported: the rank without a sign of life, and the place of the other."""
     os.kill(job.ranks[1].pid, signal.SIGSTOP)
     stopped = time.monotonic()
@@ -131,7 +131,7 @@ def test_a_stopped_rank_is_missed_by_the_others(job):
 
 
 def test_a_rank_that_hangs_elsewhere_reports_the_place(job):
-    """It is alive, and in no collective: its own thread posts the function for rank 0."""
+    """A rank that hangs in no collective has a thread that posts its function for rank 0."""
     before = len(job.events("stall"))
     (job.folder / "hang").touch()
     (stall,) = job.until(lambda: job.events("stall")[before:])

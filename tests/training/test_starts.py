@@ -87,8 +87,8 @@ def test_a_read_that_fails_once_changes_nothing(run, start, reads, tmp_path):
 
 
 def test_a_file_that_stays_unreadable_causes_no_final_error(run, start, reads, tmp_path):
-    """For each file and directory that a start reads: the life equals the undisturbed one, or ends
-    by an error that is retried; never another identity, a start from scratch, or a final error."""
+    """Whichever file or directory is unreadable, the life equals the undisturbed one or ends by an
+    error that is retried. It never has another identity, begins from scratch, or ends for good."""
     assert run("--steps", "3") == 0
     undisturbed, ended = start(), set()
     paths = sorted({*reads.seen, *(str(Path(path).parent) for path in reads.seen)})
@@ -105,8 +105,8 @@ def test_a_file_that_stays_unreadable_causes_no_final_error(run, start, reads, t
 def test_a_new_run_that_cannot_be_written_is_reported_before_its_first_step(
     run, tmp_path, monkeypatch, capsys, code, ends
 ):
-    """Trouble that may pass is no final error; the user must free a full disk. No file remains that
-    the next start would take for a run."""
+    """An error that may pass is not final; a full disk is, as the user must free it. No file
+    remains that the next start would take for a run."""
     monkeypatch.setattr(lines, "RETRY_S", 0.01)
     settle = lines.Lines.settle
     monkeypatch.setattr(lines.Lines, "settle", lambda it, s: settle(it, min(s, 0.05)))
@@ -177,7 +177,7 @@ def test_the_read_of_an_unreadable_ledger_is_retried(run, reads, tmp_path):
 
 
 def test_a_command_beside_the_run_reports_a_missing_volume(run, reads, tmp_path):
-    """One line and exit code 1, because it is no mistake of the user; no traceback."""
+    """The command prints one line, and ends with exit code 1, as it is no mistake of the user."""
     assert run("--steps", "3") == 0
     path = str(tmp_path / "run/ledger.jsonl")
     with reads.failing(errno.EIO, path=path):

@@ -98,7 +98,7 @@ def ended(process, timeout_s=20):
 
 
 def test_a_process_without_a_state_exits_at_once(training):
-    """It hangs in C while it loads: it does not wait for a grace period, known or not."""
+    """A process that hangs in C while it loads does not wait for an unknown grace period."""
     run = training(LOAD, grace_s="")
     process = run.start("--steps", "10")
     run.reached()
@@ -108,7 +108,7 @@ def test_a_process_without_a_state_exits_at_once(training):
 
 
 def test_a_stop_is_agreed_on_between_two_steps_after_any_number_of_signals(training):
-    """Two SIGTERMs within a step: the step is finished and committed; exit code 143."""
+    """After two SIGTERMs the step is finished and committed, and the exit code is 143."""
     run = training(STEP)
     process = run.start("--steps", "10")
     run.reached()
@@ -139,7 +139,7 @@ def test_a_second_signal_ends_a_long_step_at_once(training, number, code):
 
 
 def test_a_hanging_process_exits_within_its_grace_period(training):
-    """It hangs in C in step 6: exit code 143."""
+    """A process that hangs in C in step 6 ends in time, with exit code 143."""
     run = training(FORWARD, grace_s="10")  # of which it has 5 s
     process = run.start("--steps", "10")
     run.reached()
@@ -151,7 +151,7 @@ def test_a_hanging_process_exits_within_its_grace_period(training):
 
 
 def test_a_log_that_hangs_does_not_hold_up_a_stop(training):
-    """The state is not lost either: exit code 143, and the saver commits it without rank 0."""
+    """The process ends with 143, and the saver commits the state without rank 0."""
     run = training(STEP + COMMIT, grace_s="10")
     process = run.start("--steps", "10")
     run.reached()
@@ -167,7 +167,7 @@ def test_a_log_that_hangs_does_not_hold_up_a_stop(training):
 
 
 def test_the_next_life_repeats_an_interrupted_evaluation(training, forked, corpus, tmp_path):
-    """A stop in the last evaluation: 143, not 0; then the same val_loss as without a stop."""
+    """A stop in the last evaluation gives 143; the next life has the val_loss of a whole run."""
     run = training(EVALUATION)
     process = run.start("--steps", "6")
     run.reached()
@@ -193,7 +193,7 @@ def test_the_next_life_repeats_an_interrupted_evaluation(training, forked, corpu
 @pytest.mark.usefixtures("train_here")
 @pytest.mark.parametrize(("launched", "code"), [(True, 143), (False, 0)])
 def test_a_signal_in_the_last_moment_ends_a_worker_of_a_launcher(monkeypatch, launched, code):
-    """The launcher then expects an end without success; any other process has succeeded."""
+    """After a signal the launcher expects a failure; without a launcher the run has succeeded."""
     monkeypatch.setattr(entry, "connect", lambda device: nullcontext(None))
     monkeypatch.setattr(entry, "begin", lambda config, world, stop: setattr(stop, "holds", True))
     monkeypatch.setattr(entry.environment, "members", lambda: Path("members") if launched else None)

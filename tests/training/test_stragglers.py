@@ -1,4 +1,4 @@
-"""Slow ranks: by each rank's busy time over many steps, for its part of them."""
+"""Slow ranks are found by their busy time over many steps, for their part of the work."""
 
 import numpy as np
 import pytest
@@ -26,20 +26,20 @@ def named(judge, busy: list[float], seconds: float, step_s: float = 1.0) -> list
         ([4, 4], [1.0, 1.4], [1]),  # of two, the faster is the measure
         ([4, 4], [1.0, 1.2], []),
         ([8], [9.0], []),
-        ([3, 3, 2, 2, 2], [1.5, 1.5, 1.0, 1.0, 1.0], []),  # more lanes: as long as they take
-        ([3, 3, 2, 2, 2], [1.0, 1.0, 1.0, 1.0, 1.0], []),  # and where they take no time
+        ([3, 3, 2, 2, 2], [1.5, 1.5, 1.0, 1.0, 1.0], []),  # more lanes take longer
+        ([3, 3, 2, 2, 2], [1.0, 1.0, 1.0, 1.0, 1.0], []),  # more lanes take no longer
         ([3, 3, 2, 2, 2], [2.1, 1.5, 1.0, 1.0, 2.1], [0, 4]),
         ([4, 4, 4], [0.0, 0.0, 0.0], []),
     ],
 )
 def test_a_rank_is_slow_above_1_3_times_the_median_for_its_part(slots, busy, slow):
-    """For common work or for its slots: the larger of both medians counts."""
+    """A rank is compared by all its busy time, and by that of a slot: the larger median counts."""
     assert named(judge_of(slots), busy, 16) == slow
 
 
 @pytest.mark.parametrize("step_s", [0.01, 1.0, 20.0])
-def test_it_is_named_within_a_minute(step_s):
-    """After 15 s of steps, for any length of a step."""
+def test_a_slow_rank_is_named_within_a_minute(step_s):
+    """A slow rank is named within 60 s of steps, for any length of a step."""
     judge, seconds = judge_of([1, 1, 1]), 0.0
     named(judge, [1.0, 1.0, 1.0], 30, step_s)
     while not judge.slow:
@@ -57,15 +57,15 @@ def test_it_is_named_within_a_minute(step_s):
     ],
 )
 def test_no_rank_is_named_for_one_long_step(usual, step_s, one, one_s):
-    """One long step is reported as a stall."""
+    """One long step is no sign of a slow rank; it is reported as a stall."""
     judge = judge_of([1, 1, 1])
     named(judge, [usual] * 3, 15, step_s)
     judge.add(one_s, np.array(one))
     assert named(judge, [usual] * 3, 15, step_s) == []
 
 
-def test_it_stays_named_for_a_minute_and_until_it_is_clearly_not_slow():
-    """So the ledger gets two events a minute at most; the ratio is always the present one."""
+def test_a_slow_rank_stays_named_for_a_minute_and_until_it_is_fast():
+    """The ledger thus gets at most two events a minute; the ratio is always the current one."""
     judge = judge_of([1, 1, 1])
     assert named(judge, [1.0, 2.0, 1.0], 20) == [1]
     assert judge.shown == {"1": pytest.approx(2.0)}

@@ -63,7 +63,7 @@ def at_step(monkeypatch, **what):
 
 
 def test_rank_0_lost_again_and_again_in_one_outage_leaves_no_gap(run, disk, tmp_path, monkeypatch):
-    """Twice while the disk is full, once while it works: the log has every step, and the ledger has
+    """After losses on a full disk and on a working one, the log has every step, and the ledger has
     the begin and end of all records, because each rank keeps them until they are on disk."""
 
     def full(life):
@@ -92,13 +92,13 @@ def test_rank_0_lost_again_and_again_in_one_outage_leaves_no_gap(run, disk, tmp_
 
 
 def test_a_volume_that_fails_for_long_ends_no_new_rank_0(run, disk, tmp_path, monkeypatch):
-    """It has the records as soon as the volume works again; the steps continue meanwhile."""
+    """A new rank 0 gets the records when the volume works again; the steps continue meanwhile."""
     monkeypatch.setattr(files, "RETRY_S", (0.01,))
     begin, failed = Recorder.begin, []
 
     def failing(records, *about):
         begin(records, *about)
-        if records.origin.source == "memory" and not failed:  # in the middle of it, once more
+        if records.origin.source == "memory" and not failed:  # fail once more, within the takeover
             failed.append(records)
             raise OSError(5, "Input/output error", "ledger.jsonl")
 
@@ -124,7 +124,7 @@ def test_a_volume_that_fails_for_long_ends_no_new_rank_0(run, disk, tmp_path, mo
 def test_no_state_of_the_run_directory_stops_a_new_rank_0(
     run, disk, tmp_path, monkeypatch, caplog, harm
 ):
-    """It would end all ranks, one after the other. A missing directory is created again."""
+    """An error would end each new rank 0 in turn. A missing directory is created again."""
     monkeypatch.setattr(takeover, "_RETRY_S", 0.05)
     lease = tmp_path / "run/lease.json"
 
@@ -221,7 +221,7 @@ def test_a_quarantine_during_a_takeover_is_recorded(run, tmp_path, monkeypatch):
 
 
 def test_a_stopped_rank_0_does_not_begin_the_records_of_another(run, tmp_path, monkeypatch):
-    """It had chosen the next generation, and another has taken lease and generation since."""
+    """A rank 0 that was stopped after it chose a generation ends if another has the lease."""
     agree, origin = Life.agree, Takeover._origin
 
     def agreed(life, batch):
@@ -242,8 +242,8 @@ def test_a_stopped_rank_0_does_not_begin_the_records_of_another(run, tmp_path, m
     assert starts == [1] and not list((tmp_path / "run").glob("log.2.*"))
 
 
-def test_an_evaluation_that_another_world_brings_is_logged(run, tmp_path, monkeypatch):
-    """This rank was interrupted in it, after it had logged the step; another was not."""
+def test_an_evaluation_completed_by_another_rank_is_logged(run, tmp_path, monkeypatch):
+    """A rank whose evaluation was interrupted logs the numbers of a rank that completed it."""
     next_batch = Life.next_batch
 
     def batch(life):

@@ -70,7 +70,7 @@ def test_a_run_that_went_back_is_another_run_in_the_tracker(run, tmp_path, shown
 
 
 def test_a_run_that_started_again_is_another_run_in_the_tracker(run, tmp_path, shown):
-    """It had lost its checkpoints: `--from-scratch`. Its numbers never mix with the old ones."""
+    """After --from-scratch the new numbers never mix with the old ones."""
     folder = tmp_path / "run"
     assert run("--steps", "4") == 0
     feed.track(folder, "wandb", at_once)
@@ -83,8 +83,8 @@ def test_a_run_that_started_again_is_another_run_in_the_tracker(run, tmp_path, s
     assert (again, [row[0] for row in others]) == ("run-from-scratch-2", list(range(1, 9)))
 
 
-def test_a_feeding_process_that_died_is_replaced_at_the_end(tmp_path):
-    """The new one sends the rest; it is only one, however often the end is announced."""
+def test_a_dead_tracking_process_is_replaced_at_the_end(tmp_path):
+    """One new process sends the rest, however often the end is announced."""
     tracking = Tracking()
     tracking.begin(str(tmp_path), "wandb")
     dead = tracking._process
@@ -99,7 +99,7 @@ def test_a_feeding_process_that_died_is_replaced_at_the_end(tmp_path):
 
 
 def test_a_tracker_that_does_not_answer_is_named_at_the_end(tmp_path, monkeypatch, caplog):
-    """With the command that sends the missing steps."""
+    """The log names the tracker once, with the command that sends the missing steps."""
     monkeypatch.setattr("gptddp.training.tracking._END_S", 0.0)
     tracking = Tracking()
     tracking.begin(str(tmp_path), "wandb")
@@ -115,7 +115,7 @@ def test_a_tracker_that_does_not_answer_is_named_at_the_end(tmp_path, monkeypatc
 
 
 def test_an_error_of_the_run_directory_is_one_line(run, tmp_path, shown, monkeypatch):
-    """A read-only volume, or a ledger without a start."""
+    """A ledger without a start, and a read-only volume, give one line each."""
     assert run("--steps", "2") == 0
     (tmp_path / "run" / "ledger.jsonl").write_bytes(b"")
     with pytest.raises(ConfigError, match="has no start of a life"):
@@ -130,7 +130,7 @@ def test_an_error_of_the_run_directory_is_one_line(run, tmp_path, shown, monkeyp
 
 
 def test_one_process_tracks_at_a_time(run, tmp_path, shown):
-    """Another one waits, and is refused without --follow; nothing is sent twice."""
+    """A second process is refused without --follow; nothing is sent twice."""
     assert run("--steps", "2") == 0
     held = lock(tmp_path / "run" / "track.wandb.lock")
     with pytest.raises(ConfigError, match="another process tracks"):
@@ -163,7 +163,7 @@ def test_an_unreachable_tracker_is_retried(run, tmp_path, shown, monkeypatch, ca
 
 
 @pytest.mark.parametrize("folder", [False, True], ids=["absent", "a folder of that name"])
-def test_without_its_package_nothing_starts(run, tmp_path, monkeypatch, capsys, folder):
+def test_without_the_trackers_package_nothing_starts(run, tmp_path, monkeypatch, capsys, folder):
     """`train`, `track` and `submit --local` give exit code 2 and one line with the fix."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(trackers.TRACKERS, "tracker_of_ours", feed.TRACKERS["wandb"])

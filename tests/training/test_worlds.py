@@ -69,14 +69,14 @@ def test_the_state_of_the_highest_step_counts_and_goes_to_the_others():
     assert world.given == [(0, 1), (0, 2)] and life.generation == 3 and life.handed_on == 5
 
 
-def test_nothing_is_sent_where_all_have_it():
-    """One rank was interrupted in an evaluation that another has completed."""
+def test_no_state_is_sent_if_all_ranks_have_it():
+    """A rank whose evaluation was interrupted gets only the numbers of a rank that completed it."""
     world = Group(rank_at(5), rank_at(5, known={"val_loss": 1.5}))
     life = life_in(world)
     assert compare(life, LAYOUT, records=False) == (0, True)
     assert not world.given and life.handed_on == -1
     assert life.line == {"loss": 2.0, "val_loss": 1.5}
-    assert life.live.lines == [life.line], "a new rank 0 would log it without"
+    assert life.live.lines == [life.line], "the kept line lacks the evaluation"
 
 
 def test_at_the_same_step_the_rank_with_more_quarantined_rows_has_the_state():
@@ -112,7 +112,7 @@ def worlds_of(size: int, asked: bool = False, waited_s: float = 0.0, static: boo
     return Worlds(life, None), life, left
 
 
-def test_a_rank_that_is_asked_to_stop_waits_for_a_stop_of_all():
+def test_a_rank_that_is_asked_to_stop_first_waits_for_a_stop_of_all():
     worlds, life, left = worlds_of(4, asked=True, waited_s=0.5)
     asked, late = worlds.stops()
     assert asked and not late
@@ -120,7 +120,7 @@ def test_a_rank_that_is_asked_to_stop_waits_for_a_stop_of_all():
     assert not life.cause and not worlds.ends and not left
 
 
-def test_then_it_leaves_and_the_others_continue():
+def test_a_rank_that_has_waited_leaves_and_the_others_continue():
     worlds, _, left = worlds_of(4, asked=True, waited_s=5.0)
     with pytest.raises(Stopped, match="the others continue"):
         worlds.agreed(1, 1, worlds.stops()[0], news=0)
@@ -131,7 +131,7 @@ def test_then_it_leaves_and_the_others_continue():
 
 
 def test_a_rank_that_is_asked_to_stop_does_not_wait_for_a_view_for_ever():
-    """It waits as long as a tie may take."""
+    """A rank waits only as long as a tie may take, and then leaves."""
     worlds, life, left = worlds_of(4, asked=True, waited_s=21.0)
     life.world.members.next_view = lambda after, limit_s: None
     with pytest.raises(Stopped, match="while waiting for the others"):
@@ -140,7 +140,7 @@ def test_a_rank_that_is_asked_to_stop_does_not_wait_for_a_view_for_ever():
 
 
 def test_too_small_a_world_saves_until_it_has_saved():
-    """It saves at once, and every few seconds while the disk fails; then no more."""
+    """A too small world saves at once, every few seconds while the disk fails, and then no more."""
     worlds, life, _ = worlds_of(2)
     life.world.members.least, within, tries = 3, list[float](), list[int]()
 
@@ -164,14 +164,14 @@ def test_too_small_a_world_saves_until_it_has_saved():
     ("nodes", "size", "most", "alone"), [(1, 2, 8, True), (2, 2, 8, False), (1, 4, 4, False)]
 )
 def test_the_only_pod_with_the_state_saves_it_soon(nodes, size, most, alone):
-    """With one worker or several; not if the job has no other pod."""
+    """The pod saves soon with any number of workers, but not if the job has no other pod."""
     worlds, life, _ = worlds_of(size)
     life.world.nodes, life.world.members.most = nodes, most
     assert worlds.save_within_s == (ALONE_S if alone else math.inf)
 
 
 def test_a_hang_is_counted_as_an_error_of_the_trainer(monkeypatch, tmp_path):
-    """A lost peer does not count."""
+    """A hang counts as an error of the trainer, and a lost peer does not."""
     counted: list[Any] = []
     monkeypatch.setattr(crash_loop, "final", lambda error, *_, **about: counted.append(error))
     life: Any = SimpleNamespace(generation=1, world=SimpleNamespace(rank=0), step=4)
@@ -189,7 +189,7 @@ def test_if_all_are_asked_or_the_world_is_static_the_life_stops(static, asked):
 
 
 def test_the_rank_seconds_of_two_worlds_add_up():
-    """10 s of two ranks, 1 s until the loss is noticed, 2 s until one rank continues for 5 s."""
+    """Two ranks train for 10 s and notice a loss after 1 s; after 2 s one continues for 5 s."""
     owners = Owners()
     start = {"event": "start", "generation": 1, "time": 100.0, "world_size": 2, "step": 0}
     owners.add({**start, "redo": 7})

@@ -1,4 +1,4 @@
-"""docs/learn-ddp.md, command after command; and its manifest. `make test-examples` runs this."""
+"""All commands of docs/learn-ddp.md, and its manifest. `make test-examples` runs this."""
 
 import os
 import re
@@ -18,7 +18,7 @@ NODES = subprocess.run([EXAMPLES / "nodes.sh", "1", "true"], capture_output=True
 
 
 def commands() -> list[str]:
-    """Every line of the page that begins with a dollar sign; nodes.sh where it may run."""
+    """Every line of the page that begins with a dollar sign; nodes.sh only where it may run."""
     found = re.findall(r"^\$ (.*)$", PAGE, re.M)
     return [line for line in found if NODES or "nodes.sh" not in line]
 
@@ -58,8 +58,8 @@ def shell(tmp_path):
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
-def test_every_command_of_the_page_works_in_its_order(shell, tmp_path):
-    """None fails, and each of the first script goes on where the one before has ended."""
+def test_all_commands_of_the_page_work_in_order(shell, tmp_path):
+    """No command fails, and each start of digits.py continues where the one before has ended."""
     code, said = shell("\n".join([*commands(), "wait $!"]))
     assert code == 0, said
     rows = (tmp_path / "learn/digits/results.csv").read_text().splitlines()
@@ -70,15 +70,15 @@ def test_every_command_of_the_page_works_in_its_order(shell, tmp_path):
     assert said.count("[node0] ") * said.count("[node1] ") > 0 or not NODES
 
 
-def test_the_nodes_of_the_page_are_made():
-    """Where this is skipped, the command with nodes.sh is left out of the walk above."""
+def test_nodes_can_be_made_here():
+    """nodes.sh works; where this is skipped, the test of the page leaves out its command."""
     if not NODES:
         assert not os.environ.get("GPTDDP_CI")
         pytest.skip("needs iproute2, and root or the right to make user namespaces")
 
 
-def test_nodes_have_only_a_network_in_common(tmp_path):
-    """Two names, two addresses, a loopback each; the worst exit code is that of all."""
+def test_nodes_share_only_a_network(tmp_path):
+    """Two nodes have their own names, addresses and loopbacks; the exit code is the worst one."""
     if not NODES:
         pytest.skip("needs iproute2, and root or the right to make user namespaces")
     code = "import socket, sys; name = socket.gethostname(); server = socket.create_server(('', 9))"
@@ -91,8 +91,8 @@ def test_nodes_have_only_a_network_in_common(tmp_path):
     assert sorted(done.stdout.splitlines()) == [f"[node{n}] node{n} {addresses}" for n in range(2)]
 
 
-def test_torchrun_starts_again_what_was_killed(shell, tmp_path):
-    """By the page's command: a SIGKILL for one process costs no epoch, and no second command."""
+def test_torchrun_restarts_a_killed_process(shell, tmp_path):
+    """With the page's command, a SIGKILL for one process costs no epoch and no second command."""
     (line,) = [c for c in commands() if "--max-restarts" in c]
     kill = (
         "until [ -e learn/digits/snapshot.pt ]; do sleep 0.1; done;"
@@ -106,7 +106,7 @@ def test_torchrun_starts_again_what_was_killed(shell, tmp_path):
 
 
 def test_two_jobs_on_one_machine_do_not_meet(shell, tmp_path):
-    """Started at once by the page's command, each trains its own run to the end."""
+    """Two jobs that the page's command starts at once each train their own run to the end."""
     line, _ = (c for c in commands() if "--standalone" in c)  # the other restarts
     short = line.replace("--epochs 3", "--epochs 1")
     first, second = (short.replace("learn/digits", name) for name in ("one", "two"))
