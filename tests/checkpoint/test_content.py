@@ -66,7 +66,8 @@ def test_an_unusable_manifest_is_skipped_and_named(tmp_path, caplog):
         field = "weights" if "weights" in where else where.split(".")[-1]
         named = {"run_id": "it belongs to run", "generation": "belongs to", "step": "belongs to"}
         named = named.get(field, field)
-        assert named in caplog.text or field in caplog.text, (where, wrong)
+        said = caplog.text.replace("step-0", "")  # a checkpoint's name has one of the fields
+        assert named in said or field in said, (where, wrong)
         if "weights" not in where:  # only torch can check these
             assert not retention.verify(path, full=False, run_id="mine").ok, (where, wrong)
 

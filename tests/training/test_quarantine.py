@@ -82,8 +82,7 @@ def test_a_repaired_file_stays_out_after_the_decision(alone):
     left_out = run.progress.data["quarantined"]
     run.go(3, STEPS)
     assert run.progress.data["quarantined"] == left_out
-    if set(left_out) == BAD:
-        assert run.fps == alone.fps
+    assert set(left_out) == BAD and run.fps == alone.fps
 
 
 def test_a_life_that_goes_back_repeats_the_decisions(alone):
