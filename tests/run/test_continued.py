@@ -52,7 +52,7 @@ def test_the_guide_lists_the_fixed_fields_and_those_of_a_start():
     """docs/train.md has the same two lists of fields."""
     text = " ".join((ROOT / "docs/train.md").read_text().split())
     fixed = text.split("on which rows, are fixed: ")[1].split(".")[0]
-    here = text.split(" belong to a start and its machine")[0].rpartition(" - ")[2]
+    here = text.split(" hold for one start")[0].rpartition(" - ")[2]
     kinds = {name: f.metadata["fate"] for name, f in FIELDS.items()}
     for kind, words in ((FIXED, fixed), (START, here)):
         assert re.findall(r"`(\w+)`", words) == [name for name in FIELDS if kinds[name] == kind]
