@@ -144,7 +144,7 @@ def _memory(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _grace(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Pods have `--grace-s`, at least 10 s, from SIGTERM to SIGKILL for a checkpoint."""
+    """From SIGTERM to SIGKILL, pods have `--grace-s` (at least 10 s) for a checkpoint."""
     seconds = int(_pod_spec(job).get("terminationGracePeriodSeconds", 30))
     least = max(_LEAST_GRACE_S, spec.grace_s)
     if seconds < least:
@@ -169,7 +169,7 @@ def _places(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _environment(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Only the operator and the launcher set their variables; a manifest has no secret."""
+    """You set no variable of the operator or launcher; a manifest has no secret."""
     ours, there = manifest.own_env(spec), _container(job).get("env") or []
     leave = "leave it out: it would be overridden, or break the rendezvous"
     for item in there:
