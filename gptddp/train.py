@@ -107,7 +107,7 @@ def forward_backward(
     forward pass too: there DDP decides whether the backward pass synchronises.
     """
     first_slot = lanes.owned(world.rank, world.world_size, c.lanes).start
-    factor = sums.begin(targets)  # of each loss
+    factor = sums.begin(targets)  # multiplies each loss
     while True:  # exact sums try again if a gradient was too large for its grid
         for part in of_step(batch, step, first_slot, c, world.device):
             if c.dropout:

@@ -34,7 +34,7 @@ from gptddp.run.directory import CHECKPOINTS, LEASE, LEDGER, log_path
 from gptddp.run.history import Ledger, RunLog, complete, recover
 from gptddp.run.lease import Lease, inherit
 
-ALONE_S = 3600.0  # most time without rank 0, as a hanging volume could keep it forever
+ALONE_S = 3600.0  # limit without rank 0: a hanging volume could block it forever
 
 log = logging.getLogger(__name__)
 

@@ -1,15 +1,16 @@
 """One job at a time holds a run, by `lease.json` in the run directory, which it keeps touching.
 
-The file names the job, the life and the process that hold the run. A life that follows the holder's
-takes it over at once: a majority has said that the holder's life is over. So does a process that
-sees that the holder is dead, which is possible on the same machine and in the same process
-namespace. All others poll the file. While its time of change moves, a job of another name is
-refused, and one of the same name waits. When it has not moved for EXPIRY_S, by the poller's own
-clock, the poller takes over. No clock is compared with another machine's, no file system lock is
-used, and touching needs no space on a full disk: it works on NFS.
+The file names the job, the life and the process that hold the run. A new rank 0 of the same life
+takes it over at once, if a majority has agreed that the holder is lost. So does a process that sees
+that the holder is dead, which is possible on the same machine and in the same process namespace.
+All others poll the file. While its time of change moves, a job of another name is refused, and one
+of the same name waits. When it has not moved for EXPIRY_S, by the poller's own clock, the poller
+takes over. No clock is compared with another machine's, no file system lock is used, and touching
+needs no space on a full disk: it works on NFS.
 
-A silent holder may come back, so a holder reads the lease again before each commit. The life that
-lost the run does not follow its successor, so two cannot take it from each other again and again.
+A silent holder may come back, so a holder reads the lease again before each commit. Only a
+majority takes over from it at once, so two sides cannot take the run from each other again and
+again.
 """
 
 import contextlib
@@ -44,12 +45,12 @@ class Lease:
     def __init__(self, path: Path, me: dict[str, Any], expired: bytes | None = None) -> None:
         self.path, self.me = path, me
         self.expired = expired  # the lease that a full disk kept us from replacing
-        self.lost = ""  # why another job holds the run
+        self.lost = ""  # why another process holds the run
         self._over = threading.Event()
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
     def check(self) -> None:
-        """Raise Superseded if another job holds the run, OSError if that is unknown."""
+        """Raise Superseded if another process holds the run, OSError if that is unknown."""
         if not self.lost:
             seen = lease_file.read(self.path)
             if seen and seen[0] == self.expired and lease_file.remove_if_unchanged(self.path, seen):
@@ -93,7 +94,8 @@ class Lease:
 class Claim:
     """The poller's side, until the run is ours. Rank 0 only.
 
-    `job`: its name or None; `life`: the id of this life; `follows`: the ids of lives that are over.
+    `job`: its name or None; `life`: the id of this life; `follows`: the ids of lives whose
+    lease may be taken at once.
     `known`: the run exists, and continues on a full or read-only disk: its lease is written when
     the disk works again, and nothing is committed before that.
     `patient`: a lease of this very process must expire too.
@@ -223,7 +225,7 @@ def inherit(path: Path, dead: Mapping[str, Any]) -> Lease:
     """Take the lease of a dead process, to finish its work and then release the lease.
 
     `dead`: the lease of that process. A life that begins on this machine meanwhile waits for us.
-    Raises Superseded if another job holds the run by now, OSError.
+    Raises Superseded if another process holds the run by now, OSError.
     """
     seen = lease_file.read(path)
     lease = lease_file.parse(seen[0]) if seen else None
