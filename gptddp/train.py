@@ -110,6 +110,7 @@ def forward_backward(
     factor = sums.begin(targets)  # multiplies each loss
     while True:  # exact sums try again if a gradient was too large for its grid
         for part in of_step(batch, step, first_slot, c, world.device):
+            world.check()  # do not finish a step that a lost peer has interrupted
             if c.dropout:
                 torch.manual_seed(part.seed(c, step))
             with nullcontext() if part.ends_step else ddp.no_sync():

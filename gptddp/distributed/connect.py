@@ -79,10 +79,10 @@ class World:
         """The view of the last `form`; None before it, or if the world is static."""
         return self.group.view if self.group else None
 
-    @property
-    def is_broken(self) -> bool:
-        """Is the world over, so that no collective works any more?"""
-        return self.group is not None and self.group.is_broken
+    def check(self) -> None:
+        """Raise Broken if the world is over, so that no collective works any more."""
+        if self.group:
+            self.group.check()
 
     def form(self, view: View) -> None:
         """All members of the view: form its world. Raises Broken; see `Group.form`."""
@@ -260,8 +260,7 @@ class World:
         else:
 
             def look() -> tuple[str, str]:
-                if self.is_broken:
-                    raise errors.LostPeer("the world has changed")
+                self.check()
                 seen = self.posted("rank 0", of=[0]).get(0)
                 if isinstance(seen, list) and len(seen) == 3 and seen[0] == call:
                     return str(seen[1]), str(seen[2])

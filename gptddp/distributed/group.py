@@ -190,12 +190,16 @@ class Group:
                 print(f"{what}: it ends, and a new worker replaces it", file=sys.stderr, flush=True)
                 os._exit(LifeLost.exit_code)
 
+    def check(self) -> None:
+        """Raise Broken if the world of the last `form` is over."""
+        if self.is_broken:
+            raise Broken(self._why())
+
     def wait_for(self, there: Callable[[], bool]) -> None:
         """Wait without a limit: a member may be in a long step. Raises Broken."""
         while not self.members.wait_for(lambda: self.is_broken or there(), _BEAT_S):
             pulse.beat()
-        if self.is_broken:
-            raise Broken(self._why())
+        self.check()
 
     def _why(self) -> str:
         lost = self.members.lost_of(self.view) if self.view else []

@@ -2,7 +2,7 @@
 
 A world is over when a collective has failed because a rank is lost, or when all ranks learn at the
 same step (`Life.agree`) that their launchers agree on another view: a pod joins or leaves. Then
-each rank takes the newest view, and all compare their states. The state of the highest step counts.
+each rank takes the newest view, and all compare their states. The state of the highest step wins.
 A rank with another step, or a new rank without a state, gets it from a rank that has it. The
 interrupted step is done again, with the same rows.
 

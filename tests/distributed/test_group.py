@@ -232,7 +232,7 @@ class Work:
     def __init__(self, real):
         self.real = real
     def is_completed(self):
-        return self.real.is_completed() and not world.is_broken
+        return self.real.is_completed() and not world.group.is_broken
     def wait(self, limit=None):
         while not self.is_completed():
             time.sleep(0.1)

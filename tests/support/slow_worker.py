@@ -66,18 +66,24 @@ def stop_at(owner, name, place):
 
 
 def main() -> int | None:
-    agree, me = life.agree, os.environ.get("LOCAL_RANK", "0")
+    agree, of_step, me = life.agree, train.of_step, os.environ.get("LOCAL_RANK", "0")
 
-    def slowly(*args, **named):
+    def obeying(*args, **named):
         mine(f"{me}.rank").write_text(str(args[-1].rank))
-        with contextlib.suppress(OSError, ValueError):
-            time.sleep(float(ordered("pause").read_text()))
         obey("eat")
         obey("busy")
         return agree(*args, **named)
 
+    def slowly(*args, **named):
+        """The micro-batches of a step: as a larger model, each takes its part of the pause."""
+        parts = list(of_step(*args, **named))
+        for part in parts:
+            with contextlib.suppress(OSError, ValueError):
+                time.sleep(float(ordered("pause").read_text()) / len(parts))
+            yield part
+
     mine(f"{me}.pid").write_text(str(os.getpid()))
-    life.agree = slowly
+    life.agree, train.of_step = obeying, slowly
     for place in PLACES:
         stop_at(*place)
     return train.main()

@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from gptddp import train
+from gptddp.distributed import replicas
+from gptddp.distributed.connect import World
 from gptddp.errors import Broken, ConfigError, Diverged, Hung, LifeLost, LostPeer, Stopped
 from gptddp.run import crash_loop
 from gptddp.run.owners import Owners
 from gptddp.run.progress import Progress
+from gptddp.training.clock import PhaseClock
 from gptddp.training.compare import compare
 from gptddp.training.guard import Guard
+from gptddp.training.life import Life
 from gptddp.training.worlds import ALONE_S, Worlds
 
 TENSORS = {"w": torch.arange(6.0)}
@@ -214,6 +219,30 @@ def test_a_rank_that_is_lost_after_the_stop_does_not_undo_it():
     owners.add({**start, "generation": 2, "time": 3700.0})
     found = {name: it for name, it in owners.seconds.items() if it}
     assert found == {"training": 20.0, "stopped": 2 * 3590.0}
+
+
+def test_a_step_ends_early_if_a_peer_is_lost(run, monkeypatch):
+    """The micro-batches after the loss would be computed in vain: the step is done again."""
+    checks, passes, autocast = [], [], train.autocast
+
+    def check(world: World) -> None:
+        checks.append(len(passes))
+        if len(checks) == 11:  # the third of the second step's eight
+            raise Broken("lost demo-worker-1")
+
+    monkeypatch.setattr(World, "check", check)
+    monkeypatch.setattr(train, "autocast", lambda *args: passes.append(1) or autocast(*args))
+    assert run("--steps", "3") == 1
+    assert checks == list(range(11)) and len(passes) == 10
+
+
+def test_a_joiner_prepares_its_first_check_of_the_replicas():
+    """The hash's numbers take a process 50 ms, for which all ranks of the world would wait."""
+    replicas._keys.cache_clear()
+    world = SimpleNamespace(view=None, pods=("demo-worker-1",))
+    life: Any = SimpleNamespace(world=world, clock=PhaseClock(), _state=None)
+    Life.restore(life, net=None, tensors=TENSORS, sums=None)
+    assert replicas._keys.cache_info().currsize == 1
 
 
 @pytest.mark.parametrize("restored", [False, True])
