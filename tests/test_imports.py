@@ -20,12 +20,11 @@ from support.paths import ROOT
 LEVELS = [
     {"gptddp", "amounts", "errors", "grace", "live", "presets", "units"},
     {"click_types", "config", "files"},
-    {"advice", "budget", "flags"},
+    {"advice", "budget", "flags", "shape"},
     {"grid"},
     {"distributed"},
     {"data", "run"},
-    {"checkpoint", "model", "track"},
-    {"pretrained"},
+    {"checkpoint", "model", "pretrained", "track"},
     {"training"},
     {"train", "inference", "fingerprints", "prepare"},
     {"audit", "report"},
@@ -42,7 +41,7 @@ K8S_LEVELS = [
     {"cli"},
 ]
 # What k8s may import from outside; `gptddp` is again for the version.
-K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.model.shape"}
+K8S_TAKES = {"gptddp", "gptddp.launch.bundle", "gptddp.launch.pod_facts", "gptddp.shape"}
 K8S_TAKES |= {
     f"gptddp.{name}"
     for name in ("advice", "budget", "click_types", "config", "errors", "files", "flags")

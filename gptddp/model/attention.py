@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from gptddp.config import Config
 from gptddp.model.causal import causal_attention
-from gptddp.model.shape import GATE_CHANNELS, has_value_embedding, head_size
+from gptddp.shape import GATE_CHANNELS, has_value_embedding, head_size
 
 EPS = 1e-6  # of every RMSNorm, as in Llama 2
 Rotation = tuple[Tensor, Tensor]  # cosines and sines of positions: fp32 (T, head size / 2) each

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from gptddp.config import Config
 from gptddp.model.attention import EPS, Attention, LayerCache, Rotation
-from gptddp.model.shape import mlp_width
+from gptddp.shape import mlp_width
 
 
 class TransformerBlock(nn.Module):

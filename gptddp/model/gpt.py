@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gptddp import shape
 from gptddp.config import Config
 from gptddp.errors import ConfigError
-from gptddp.model import shape
 from gptddp.model.attention import LayerCache, rotation_of, visible
 from gptddp.model.block import TransformerBlock, capped, norm, normed
 from gptddp.model.loss import linear_cross_entropy, nats_of_each

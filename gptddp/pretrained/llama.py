@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from gptddp import shape
 from gptddp.config import Config, shown
 from gptddp.errors import ConfigError
-from gptddp.model import shape
 from gptddp.presets import PARTS
 from gptddp.pretrained.kind import Kind
 

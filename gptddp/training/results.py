@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from gptddp.config import Config
-from gptddp.model.shape import window
+from gptddp.shape import window
 
 _FORMATS = {
     "val_bpb": ".6f",

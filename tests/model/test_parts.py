@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from gptddp import shape
 from gptddp.config import Config, with_preset
-from gptddp.model import shape
 from gptddp.model.gpt import GPT, build
 from gptddp.model.loss import IGNORE, linear_cross_entropy, nats_of_each
 from gptddp.model.recipes import role

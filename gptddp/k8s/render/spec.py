@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptddp import __version__, config, flags, grid
+from gptddp import __version__, config, flags, grid, shape
 from gptddp.config import Config
 from gptddp.errors import ConfigError
 from gptddp.flags import did_you_mean, name_of, read_toml
@@ -20,7 +20,6 @@ from gptddp.k8s.render.fields import FROM_DISK, TABLES, Kind, from_toml
 from gptddp.k8s.render.fields import flag as flag  # exported with the spec
 from gptddp.k8s.render.fields import option as _f
 from gptddp.k8s.render.pod import PodOptions
-from gptddp.model import shape
 
 if TYPE_CHECKING:
     from gptddp.k8s.render.code import Code
