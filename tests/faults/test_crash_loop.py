@@ -36,7 +36,7 @@ HARM = {
 }
 PLACES = {place: IN_A_STEP.format(harm=harm) for place, harm in HARM.items()}
 PLACES["start"] = """
-def settle(*args):
+def settle_buckets(*args):
     if broken(0, int(os.environ["RANK"])):
         raise ValueError("the test's own error")
 """
