@@ -34,9 +34,9 @@ from gptddp.training.takeover import Proof, Takeover
 
 _POLL_S = 0.25
 _GONE_S = 5.0  # until a joiner gives up, while its launcher does not hear of a world
-_BROKEN_S = 1.0  # after a failed collective: no loss is reported, so only connections have failed
+_BROKEN_S = 1.0  # after a failed collective: if no loss is reported, only connections failed
 _ALL_S = 1.0  # after a request to stop: if all ranks are asked, all have the request by then
-# Limit of a wait for the next view, after a request to stop: in that view the state may be saved.
+# A rank that was asked to stop waits this long for the next view, so that its state can be saved.
 # In a tie the view may have to wait until the lease expires.
 _STOPS_S = EXPIRY_S + 8.0
 ALONE_S = 3.0  # between two saves while only one pod has the state
@@ -154,7 +154,7 @@ class Worlds:
                 members.broken(self._world.view)
 
     def _prove(self, asked: LeaseAsked) -> Proof:
-        """A new proof. In a minority, rank 0 gives up the records, or its takeover of them."""
+        """Claim the lease, as a proof for the launcher. In a minority, rank 0 gives it up first."""
         if asked.how != "tie":
             if self.takeover:
                 self.takeover.give_up()
@@ -288,7 +288,7 @@ class Worlds:
         return members is not None and view is not None and members.has_news(view)
 
     def stops(self) -> tuple[bool, bool]:
-        """Was this rank asked to stop? And so long ago that all ranks know, if all were asked?"""
+        """Was this rank asked to stop? Over _ALL_S ago, so that a request to all has come?"""
         stop = self._life.stop
         return stop.asked, stop.asked and (self._world.is_static or stop.waited_s > _ALL_S)
 
@@ -312,7 +312,7 @@ class Worlds:
 
     @contextmanager
     def last_words(self) -> Iterator[None]:
-        """All ranks, after the last save: a rank that is lost now has seen the end too."""
+        """All ranks, after the last save: ignore a lost rank, because it has seen the end too."""
         self.is_over = True
         try:
             yield
@@ -323,7 +323,7 @@ class Worlds:
             self._world.members.leave(AT_END)
 
     def take_records(self) -> None:
-        """On a new rank 0, once it has the records: add the events and lines since then."""
+        """On a new rank 0, once it has the records: add what has happened during the takeover."""
         life = self._life
         if self.takeover and (recorder := self.takeover.recorder()):
             for event in self.takeover.events:

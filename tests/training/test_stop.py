@@ -26,7 +26,7 @@ def stuck(what):
     lock(mutex)
 """
 LOAD = """
-def settle(*args):
+def settle_buckets(*args):
     stuck("here")
 """
 COMMIT = """
