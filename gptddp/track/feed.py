@@ -85,7 +85,7 @@ def _sent(run: Path, to: str, over: Callable[[float], bool]) -> int:
             if size == before or _shown_as(run, about := summary.read(run)) != shown:
                 continue
             if (end := settled(about)) > last:
-                rows = (_row(life, line) for life, line in logged(run, last + 1, end))
+                rows = (_row(generation, line) for generation, line in logged(run, last + 1, end))
                 while some := list(islice(rows, _ROWS)):
                     send(some)
                     last = some[-1][0]
@@ -115,6 +115,6 @@ def settled(about: Summary) -> int:
     return max([0, *steps, *([int(about.finished["step"])] if about.finished else [])])
 
 
-def _row(life: int, line: dict[str, Any]) -> Row:
+def _row(generation: int, line: dict[str, Any]) -> Row:
     values = {it: v for it, v in line.items() if type(v) in (int, float) and it not in _WHEN}
-    return line["step"], float(line.get("time") or 0.0), values | {"life": life}
+    return line["step"], float(line.get("time") or 0.0), values | {"generation": generation}

@@ -44,11 +44,11 @@ assert not TRACKERS.keys() & {name.partition(".")[0] for name in sys.modules}
 
 
 def check(tracker, run):
-    """The tracker has all steps of the log in order, each once, with its numbers and its life."""
+    """The tracker has all steps of the log in order, each once, with its numbers and generation."""
     found, wanted = READERS[tracker](run, run.name), list(logged(run))
     assert [step for step, _ in found] == [line["step"] for _, line in wanted]
     assert wanted, "the run has no steps"
-    for (step, values), (life, line) in zip(found, wanted, strict=True):
+    for (step, values), (generation, line) in zip(found, wanted, strict=True):
         numbers = {name: it for name, it in line.items() if type(it) in (int, float)}
         numbers = {name: it for name, it in numbers.items() if name not in ("step", "since_s")}
         when = numbers.pop("time")
@@ -57,7 +57,7 @@ def check(tracker, run):
             del values["_runtime"]
         if tracker == "tensorboard":
             numbers = {name: float(np.float32(it)) for name, it in numbers.items()}
-        assert values == numbers | {"life": life}
+        assert values == numbers | {"generation": generation}
 
 
 def by_hand(tracker, run):

@@ -251,7 +251,7 @@ def _words(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _queue(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """`--priority` and `--topology` need `--queue`; a queued job has no autoscaler."""
+    """`--priority` and `--topology` need `--queue`; a queued job has no HorizontalPodAutoscaler."""
     labels = job["metadata"].get("labels") or {}
     for option in ("priority", "topology"):
         if getattr(spec, option) is not None and QUEUE not in labels:
