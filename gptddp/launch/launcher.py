@@ -291,7 +291,7 @@ class Launcher:
 
     def _is_logged(self, record: logging.LogRecord) -> bool:
         """Drop torchrun's stacks and messages about a worker's end: the launcher reports it."""
-        return not record.exc_info and not self.verdict.exists()
+        return not (record.exc_info or self.verdict.exists() or self.signals.number)
 
     def _pause(self, seconds: float) -> None:
         """Sleep; raises as soon as `raise_if_over` does."""
