@@ -62,7 +62,7 @@ def cli() -> None:
 @contextlib.contextmanager
 def _reading(what: str) -> Iterator[None]:
     """Show on a terminal what the command reads, until the block ends."""
-    with shown():
+    with live.shown():
         live.phase(f"reading {what}", drawn_only=True)
         yield
 

@@ -101,7 +101,7 @@ class LostPeer(LifeLost):
 
 
 class Broken(LostPeer):
-    """The world changed while it was formed: another view follows."""
+    """The world is over: another view follows."""
 
 
 class BadMessage(LifeLost):

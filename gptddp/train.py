@@ -108,7 +108,7 @@ def forward_backward(
     """
     first_slot = lanes.owned(world.rank, world.world_size, c.lanes).start
     factor = sums.begin(targets)  # multiplies each loss
-    while True:  # exact sums try again if a gradient was too large for its grid
+    while True:  # exact sums try again if a grid did not fit
         for part in of_step(batch, step, first_slot, c, world.device):
             world.check()  # do not finish a step that a lost peer has interrupted
             if c.dropout:

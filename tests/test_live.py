@@ -149,6 +149,14 @@ def test_a_terminal_shows_that_a_command_reads_runs(tmp_path, command):
     screen.end()
 
 
+def test_reading_needs_no_rank(tmp_path, monkeypatch):
+    """A shell in the pod of a job with a Master has RANK, but not the other variables of a rank."""
+    (tmp_path / "ledger.jsonl").touch()
+    monkeypatch.setenv("RANK", "0")
+    result = CliRunner().invoke(cli, ["checkpoints", str(tmp_path)])
+    assert (result.exit_code, result.stderr) == (4, f"{tmp_path} has no checkpoints\n")
+
+
 @pytest.mark.parametrize("closed", ["1", "2"])
 def test_a_closed_output_does_not_end_a_training(train, closed):
     """A training succeeds without stdout or stderr, as after `2>&-`."""

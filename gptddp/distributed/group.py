@@ -99,7 +99,7 @@ class Group:
         self._ours = set(_sockets().values()) - self._others
         if self.is_broken:
             self.cut()
-            raise Broken(self._why())
+            raise self._broken()
 
     def wait(self, work: Any) -> None:
         """Wait until a collective of the main thread is over. Raises its error, or Broken.
@@ -114,7 +114,7 @@ class Group:
             before, stand = stand, self._standstill()
             if self._forgotten or (stand and stand == before):
                 self._forgotten.append(work)
-                raise Broken(self._why())
+                raise self._broken()
             with contextlib.suppress(RuntimeError):  # mostly the time limit of this call only
                 work.wait(timedelta(seconds=_SLICE_S))
         work.wait()
@@ -193,13 +193,16 @@ class Group:
     def check(self) -> None:
         """Raise Broken if the world of the last `form` is over."""
         if self.is_broken:
-            raise Broken(self._why())
+            raise self._broken()
 
     def wait_for(self, there: Callable[[], bool]) -> None:
         """Wait without a limit: a member may be in a long step. Raises Broken."""
         while not self.members.wait_for(lambda: self.is_broken or there(), _BEAT_S):
             pulse.beat()
         self.check()
+
+    def _broken(self) -> Broken:  # `_why` is empty if the launcher has just withdrawn its request
+        return Broken(self._why() or "the world has changed")
 
     def _why(self) -> str:
         lost = self.members.lost_of(self.view) if self.view else []

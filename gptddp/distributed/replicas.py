@@ -35,7 +35,7 @@ def state_fp(tensors: Mapping[str, Tensor]) -> int:
     for name, tensor in tensors.items():
         flat = tensor.detach().contiguous().view(-1)
         words = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.itemsize, torch.int32))
-        keys = _keys(tensor.device)
+        keys = keys_of(tensor.device)
         sums += [(part * keys[: len(part)]).sum() for part in torch.split(words, _WORDS)]
         digest.update(f"{name} {flat.dtype} {len(flat)}\n".encode())
     for part in torch.split(torch.stack(sums).cpu(), _WORDS):
@@ -44,7 +44,7 @@ def state_fp(tensors: Mapping[str, Tensor]) -> int:
 
 
 @functools.cache
-def _keys(device: torch.device) -> Tensor:
-    """2**16 fixed odd numbers: the hash of each number's index."""
+def keys_of(device: torch.device) -> Tensor:
+    """2**16 fixed odd numbers: the hash of each number's index. To make them takes 50 ms."""
     numbers = [xxhash.xxh3_64_intdigest(i.to_bytes(4, "little")) | 1 for i in range(_WORDS)]
     return torch.tensor([n - (n >> 63 << 64) for n in numbers], dtype=torch.int64, device=device)

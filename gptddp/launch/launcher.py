@@ -290,8 +290,9 @@ class Launcher:
         return now - self.going_s > (0 if code in KILLS else LIVED_S)
 
     def _is_logged(self, record: logging.LogRecord) -> bool:
-        """Drop torchrun's stacks and messages about a worker's end: the launcher reports it."""
-        return not (record.exc_info or self.verdict.exists() or self.signals.number)
+        """Drop torchrun's stacks and usual messages of a worker's end: the launcher reports it."""
+        closes = bool(self.signals.number) and str(record.msg).startswith("Closing process")
+        return not (record.exc_info or self.verdict.exists() or closes)
 
     def _pause(self, seconds: float) -> None:
         """Sleep; raises as soon as `raise_if_over` does."""

@@ -15,10 +15,10 @@ def compare(life: LifeParts, layout: int, records: bool) -> tuple[int, bool]:
     same steps on the same rows have the same state, and `Life.is_check_due` compares it soon. At
     the same step a rank may know more than a rank that was interrupted: a quarantine or evaluation.
 
-    `layout`: of DDP's buckets on this rank; `records`: does this rank have ledger, log and lease?
-    Returns a rank that had the newest state, and whether rank 0 lacks the records. Raises Diverged;
-    LifeLost if no rank has a state; ConfigError on a rank that would add up gradients in another
-    order.
+    `layout`: of DDP's buckets on this rank; `records`: does this rank have ledger, log and lease,
+    or take them over? Returns a rank that had the newest state, and whether rank 0 lacks the
+    records. Raises Diverged; LifeLost if no rank has a state; ConfigError on a rank that would add
+    up gradients in another order.
     """
     world = life.world
     step = life.step if life.live.is_whole else -1

@@ -23,7 +23,7 @@ from gptddp.data.loader import Batch
 from gptddp.distributed import environment, pulse
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import machine
-from gptddp.distributed.replicas import CHECK_EVERY, check_replicas, state_fp
+from gptddp.distributed.replicas import CHECK_EVERY, check_replicas, keys_of
 from gptddp.errors import NonFiniteError, Stopped
 from gptddp.model.evaluate import evaluate
 from gptddp.model.gpt import GPT
@@ -106,7 +106,7 @@ class Life(LifeParts):
         self.worlds = Worlds(self, sums)
         state, self._state = self._state, None
         if state is None:
-            state_fp(tensors)  # makes the hash's numbers before all ranks wait for the first check
+            keys_of(self.world.device)  # made now: all ranks would wait at this rank's first check
             return
         if saved := state.tensors:  # one rank only
             # a run begins with weights only: the optimizer keeps its initial state

@@ -1,10 +1,10 @@
 """The worlds of a life: its ranks move from one world to the next, and no process ends.
 
-A world is over when a collective has failed because a rank is lost, or when all ranks learn at the
-same step (`Life.agree`) that their launchers agree on another view: a pod joins or leaves. Then
-each rank takes the newest view, and all compare their states. The state of the highest step wins.
-A rank with another step, or a new rank without a state, gets it from a rank that has it. The
-interrupted step is done again, with the same rows.
+A world is over when a rank is lost, or when all ranks learn at the same step (`Life.agree`) that
+their launchers agree on another view: a pod joins or leaves. Then each rank takes the newest view,
+and all compare their states. The state of the highest step wins. A rank with another step, or a new
+rank without a state, gets it from a rank that has it. The interrupted step is done again, with the
+same rows.
 
 Without gptddp's launcher a life has one world (`is_static`), and a lost peer ends the life. The
 *records* are ledger, log and lease, which rank 0 holds.

@@ -255,6 +255,14 @@ def test_a_sum_that_never_ends_blocks_no_process(worlds):
         worlds.form(worlds.ids() + worlds.start("a"))
 
 
+def test_a_broken_world_has_a_reason_if_its_launcher_has_withdrawn_the_request():
+    """An error without a text could not be logged, and would end the life."""
+    broken = SimpleNamespace(is_broken=True, _why=lambda: "")
+    broken._broken = lambda: group.Group._broken(broken)
+    with pytest.raises(Broken, match="the world has changed"):
+        group.Group.check(broken)
+
+
 def test_a_collective_is_given_up_only_if_gloo_stands_still(monkeypatch):
     """A thread of gloo that has run since the last look may be writing received data."""
     looks = iter(["", "1", "", "1", "2", "2"])

@@ -41,7 +41,7 @@ def test_a_stopped_and_resumed_run_logs_the_same_losses_bit_for_bit(corpus, tmp_
 
 
 # In the fourth step the gradients of lane 6 are a million times as large, in the fifth no longer.
-# stderr has the repeated steps, without the two passes of `settle` before the first.
+# stderr has the repeated steps, without the two passes of `settle_buckets` before the first.
 OVERFLOW = f"""
 import sys
 from gptddp.model.sums import ExactSums

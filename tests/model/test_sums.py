@@ -152,7 +152,7 @@ def test_a_grid_that_does_not_fit_is_replaced(world, exponents):
     fitting = int(sums.tensors()["sums.exponents"])
     again, passes, lost = summed(world, gradients, exponents)
     assert passes == 2 and torch.equal(again, wanted)
-    assert int(lost.tensors()["sums.exponents"]) == exponents  # unchanged until `settle`
+    assert int(lost.tensors()["sums.exponents"]) == exponents  # unchanged until `stepped`
     same, passes, _ = summed(world, gradients, fitting)
     assert passes == 1 and torch.equal(same, wanted)
 

@@ -52,8 +52,8 @@ def test_the_steps_of_a_checkpoint_are_sent_once(run, tmp_path, shown):
     lines = list(history(folder))
     assert (name, [row[0] for row in rows]) == ("run", [1, 2, 3, 4, 5, 6])
     for (_, when, values), line in zip(rows, lines, strict=True):
-        assert when == line["time"] and values["life"] == 1
-        assert {"loss", "lr", "tok_s", "world_size"} < values.keys() < {*line, "life"}
+        assert when == line["time"] and values["generation"] == 1
+        assert {"loss", "lr", "tok_s", "world_size"} < values.keys() < {*line, "generation"}
     assert "val_loss" in rows[3][2] and "val_loss" in rows[5][2]
 
 
@@ -66,7 +66,7 @@ def test_a_run_that_went_back_is_another_run_in_the_tracker(run, tmp_path, shown
     (first, steps), (second, others) = shown.values()
     assert (first, [row[0] for row in steps]) == ("run", list(range(1, 9)))
     assert (second, [row[0] for row in others]) == ("run-from-4-1", list(range(1, 7)))
-    assert [row[2]["life"] for row in others] == [1] * 4 + [3] * 2
+    assert [row[2]["generation"] for row in others] == [1] * 4 + [3] * 2
 
 
 def test_a_run_that_started_again_is_another_run_in_the_tracker(run, tmp_path, shown):

@@ -222,12 +222,12 @@ def test_a_rank_that_is_lost_after_the_stop_does_not_undo_it():
 
 
 def test_a_step_ends_early_if_a_peer_is_lost(run, monkeypatch):
-    """The micro-batches after the loss would be computed in vain: the step is done again."""
+    """No micro-batch is computed after the loss, because the step will be done again."""
     checks, passes, autocast = [], [], train.autocast
 
     def check(world: World) -> None:
         checks.append(len(passes))
-        if len(checks) == 11:  # the third of the second step's eight
+        if len(checks) == 11:  # exact sums do the first step twice: the third of its second pass
             raise Broken("lost demo-worker-1")
 
     monkeypatch.setattr(World, "check", check)
@@ -238,11 +238,11 @@ def test_a_step_ends_early_if_a_peer_is_lost(run, monkeypatch):
 
 def test_a_joiner_prepares_its_first_check_of_the_replicas():
     """The hash's numbers take a process 50 ms, for which all ranks of the world would wait."""
-    replicas._keys.cache_clear()
-    world = SimpleNamespace(view=None, pods=("demo-worker-1",))
+    replicas.keys_of.cache_clear()
+    world = SimpleNamespace(view=None, pods=("demo-worker-1",), device=torch.device("cpu"))
     life: Any = SimpleNamespace(world=world, clock=PhaseClock(), _state=None)
     Life.restore(life, net=None, tensors=TENSORS, sums=None)
-    assert replicas._keys.cache_info().currsize == 1
+    assert replicas.keys_of.cache_info().currsize == 1
 
 
 @pytest.mark.parametrize("restored", [False, True])
