@@ -46,6 +46,8 @@ def _bound(server: Any) -> None:
 
     server.verify_request, server.shutdown_request = begin, over
     server.handle_error = lambda *_: None  # no traceback in the log for a reset connection
+    # wsgiref's 5 make a scrape wait for seconds while a stranger opens connections
+    server.socket.listen(4 * _CONNECTIONS)
 
 
 class Scrapes(Collector):

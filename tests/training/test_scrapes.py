@@ -94,12 +94,14 @@ def test_metrics_are_served_over_ipv6():
 
 
 def test_the_number_of_open_connections_is_limited():
-    """Of a stranger's many connections the oldest are closed, and a new one gets an answer."""
-    it, before = Server(), threading.active_count()
-    held = [socket.create_connection(("127.0.0.1", it.port), 5) for _ in range(40)]
+    """Of a stranger's many connections the oldest are closed, and a new one gets an answer.
+
+    They are accepted at once: with wsgiref's own backlog of 5 they took 6 s, and a scrape as long.
+    """
+    it, began = Server(), time.monotonic()
+    held = [socket.create_connection(("127.0.0.1", it.port), 30) for _ in range(40)]
     try:
-        until(lambda: threading.active_count() <= before + scrapes._CONNECTIONS + 1)
-        held[0].settimeout(5)
+        assert time.monotonic() - began < 3
         assert held[0].recv(1) == b""
         it.scrape()
     finally:
