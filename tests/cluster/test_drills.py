@@ -135,7 +135,7 @@ def test_the_pods_are_spread_over_two_nodes(job):
     assert sorted(nodes.count(node) for node in set(nodes)) == [2, 2]
 
 
-@pytest.mark.parametrize("index", [3, 1, 0])
+@pytest.mark.parametrize("index", [3, 0])
 def test_a_killed_worker_process_costs_a_step(job, recover, index):
     """SIGKILL of a training process: its container continues, and its launcher starts another."""
     before = job.pod(index)["metadata"]["uid"]
@@ -145,16 +145,15 @@ def test_a_killed_worker_process_costs_a_step(job, recover, index):
     assert found.events[0]["lost"][0]["how"].startswith("its process ")
 
 
-@pytest.mark.parametrize("index", [2, 1])
-def test_a_killed_container_costs_a_step(job, recover, index):
+def test_a_killed_container_costs_a_step(job, recover):
     """SIGKILL of a container's main process: the operator replaces the pod without back-off."""
-    before = job.pod(index)["metadata"]["uid"]
-    found = recover("container killed", lambda: job.kill(index, "launcher"), AT_ONCE)
-    assert job.pod(index)["metadata"]["uid"] != before
-    assert found.lost == {f"{job.name}-worker-{index}"}
+    before = job.pod(2)["metadata"]["uid"]
+    found = recover("container killed", lambda: job.kill(2, "launcher"), AT_ONCE)
+    assert job.pod(2)["metadata"]["uid"] != before
+    assert found.lost == {f"{job.name}-worker-2"}
 
 
-@pytest.mark.parametrize("index", [2, 1, 3])
+@pytest.mark.parametrize("index", [1, 3])
 def test_a_pod_deleted_by_force_costs_a_step(job, recover, index):
     """`kubectl delete pod --force`: the operator makes it again at once."""
     found = recover("pod force-deleted", lambda: job.force_delete(index), AT_ONCE)
@@ -325,7 +324,7 @@ def test_the_run_equals_an_undisturbed_run(job, one_process):
     run = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert [line["batch_fp"] for line in lines] == run.stdout.split()
-    assert len(job.worlds()) > 30
+    assert len(job.worlds()) > 25
     check_same_lines(lines[:BITS], list(history(one_process())))
     assert "state_fp" in lines[BITS - 1]
 

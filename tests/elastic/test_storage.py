@@ -53,7 +53,6 @@ def test_damaged_checkpoints_are_skipped_or_refused_by_three_ranks(corpus, tmp_p
     assert code == 4, err
     assert err.count("has checkpoints, but none is valid") == 1 and "Traceback" not in err
     assert list(history(run)) == lines and not (run / "lease.json").exists()
-    assert launch(corpus, run, 50)[0] == 4  # the next try does not begin at step 0 either
 
 
 @pytest.fixture

@@ -107,7 +107,6 @@ def test_pods_of_two_workers(jobs, ends_undisturbed, measured):
         return [job.worker(i, n) for i in range(2) for n in range(2) if (i, n) not in lost]
 
     for lost, harm, what in (
-        ([(1, 0)], lambda: job.shoot(1, 0), "one of a pod's two workers killed"),
         ([(0, 1)], lambda: job.shoot(0, 1), "one of a pod's two workers killed"),
         ([(0, 0), (0, 1)], lambda: job.kill(0), "a pod of two workers killed"),
     ):

@@ -113,7 +113,7 @@ def test_the_run_equals_an_undisturbed_run(job, ends_undisturbed):
 @pytest.fixture(scope="module")
 def saving(jobs):
     """Four pods, a checkpoint every second."""
-    it = jobs("--steps", "500", "--checkpoint-every", "1")
+    it = jobs("--steps", "300", "--checkpoint-every", "1")
     it.until(lambda: len(it.saved()) > 1)
     return it
 
