@@ -108,7 +108,7 @@ SAVE = "gptddp.prepare.scratch.Scratch.save"
     [
         ("gptddp.prepare.shuffle.Shuffle.add", 70, None),
         (SAVE, 5, 4),
-        ("gptddp.prepare.scratch.fsync", 5, None),
+        ("gptddp.prepare.scratch.fsync", 6, None),
         ("gptddp.prepare.shard_writer.ShardWriter.add", 40, FILES),
         ("gptddp.prepare.output.fsync", 1, FILES),
         ("gptddp.prepare.output.fsync", 3, FILES),  # after the rename
