@@ -157,13 +157,12 @@ def test_reading_needs_no_rank(tmp_path, monkeypatch):
     assert (result.exit_code, result.stderr) == (4, f"{tmp_path} has no checkpoints\n")
 
 
-@pytest.mark.parametrize("closed", ["1", "2"])
-def test_a_closed_output_does_not_end_a_training(train, closed):
-    """A training succeeds without stdout or stderr, as after `2>&-`."""
+def test_a_closed_output_does_not_end_a_training(train):
+    """A training succeeds without stdout and stderr, as after `>&- 2>&-`."""
     closing = "import os, sys; os.execv('/bin/sh', ['sh', '-c', *sys.argv[1:]])"
     screen = Terminal(
         closing,
-        f'exec "$@" {closed}>&-',
+        'exec "$@" >&- 2>&-',
         "sh",
         sys.executable,
         "-m",

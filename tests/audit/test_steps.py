@@ -17,7 +17,7 @@ from support.prepared import flip
 from support.rewritten_dataset import rewrite
 from support.waiting_writer import Writer
 
-from gptddp.checkpoint import run_state, store
+from gptddp.checkpoint import run_state
 from gptddp.checkpoint.load import load_newest
 from gptddp.data import blocks, lanes
 from gptddp.distributed import hardware
@@ -26,14 +26,18 @@ from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 from gptddp.run.history import read_ledger
 from gptddp.training import life
+from gptddp.training.replay import Replay
 
 pytestmark = pytest.mark.usefixtures("train_here")
 
 
 def test_an_honest_run_is_the_same_bits(honest):
-    """All steps from the seed, over a change of the rate, or from the first checkpoint, match."""
+    """All steps from the seed, over a change of the rate, or from the first checkpoint, match. No
+    file of the run changes."""
+    before = {path: path.stat().st_mtime_ns for path in honest.rglob("*")}
     code, text = audit(honest, "--whole")
     assert code == 0 and "same bits: steps 1 to 8 of 8 (100%)" in text
+    assert {path: path.stat().st_mtime_ns for path in honest.rglob("*")} == before
     code, text = audit(honest)
     assert code == 0 and " to 8 of 8 (" in text and "times, speeds" in text
 
@@ -52,63 +56,82 @@ def renumbered(run, steps):
     change_lines(run, lambda line: line | {"step": steps.get(line["step"], line["step"])})
 
 
-OTHER = "0123456789abcdef"
+FIELDS = {"batch_fp", "chain_fp", "tokens", "lr", "loss", "grad_norm"}
+FIELDS |= {"val_loss", "val_bpb", "state_fp"}
+
+
+def other(value):
+    """Another value of the same type, for a float the next one."""
+    if isinstance(value, str):
+        return "0123456789abcdef"
+    return value + 1 if isinstance(value, int) else up(value)
+
+
+def test_one_changed_bit_of_any_field_is_found(honest, monkeypatch):
+    """At each step, a change of any field of the line is found, as is another type."""
+    record, found = Replay.record, set()
+
+    def forging(replay):
+        lines, step = replay._span.lines, replay.step
+        line = lines[step]
+        changes = {name: other(value) for name, value in line.items() if name != "train_s"}
+        for name, value in [*changes.items(), ("tokens", float(line["tokens"]))]:
+            lines[step] = line | {name: value}
+            record(replay)
+            assert str(replay.wrong).startswith(f"step {step}: {name} is {value!r} in the log")
+            found.add(name)
+        lines[step] = line
+        record(replay)
+
+    monkeypatch.setattr(Replay, "record", forging)
+    assert audit(honest, "--whole")[0] == 0 and found == FIELDS
+
+
 LOG = [  # the forgery, the first wrong step, and its message
     (lambda run: edit(run, 3, loss=up), 3, "loss is"),
-    (lambda run: edit(run, 4, grad_norm=up), 4, "grad_norm is"),
-    (lambda run: edit(run, 7, lr=up), 7, "lr is"),
-    (lambda run: edit(run, 2, tokens=lambda n: n + 1), 2, "tokens is"),
-    (lambda run: edit(run, 4, tokens=float), 4, "tokens is"),  # equal, but of another type
-    (lambda run: edit(run, 6, batch_fp=OTHER), 6, "batch_fp is"),
-    (lambda run: edit(run, 8, chain_fp=OTHER), 8, "chain_fp is"),
-    (lambda run: edit(run, 3, val_loss=up), 3, "val_loss is"),
-    (lambda run: edit(run, 6, val_bpb=up), 6, "val_bpb is"),
     (lambda run: edit(run, 4, val_bpb=3.0), 4, "val_bpb is"),  # the step was not evaluated
-    (lambda run: edit(run, 8, state_fp=OTHER), 8, "state_fp is"),
-    (lambda run: edit(run, 8, state_fp="zz"), 8, "state_fp is"),
     (lambda run: edit(run, 4, loss=None, grad_norm=None), 4, "loss is None"),  # as if skipped
     *(
         (lambda run, value=value: edit(run, 6, train_s=value), 6, "train_s is")
-        for value in ("x", [1], None, -1.0, math.inf)
+        for value in ("x", None, -1.0, math.inf)
     ),
-    (lambda run: without(run, 4), 4, "it is not in the log"),
     (lambda run: without(run, 7, 8), 7, "it is not in the log"),
     (lambda run: renumbered(run, {3: 4, 4: 3}), 3, "batch_fp is"),
     *(
         (lambda run, step=step: renumbered(run, {3: step}), 3, "it is not in the log")
-        for step in (0, -3, 10**12, 2**31 - 2)
+        for step in (-3, 10**12, 2**31 - 2)
     ),
 ]
 
 
 @pytest.mark.parametrize("number", range(len(LOG)))
 def test_a_forged_line_of_the_log(forged, number):
-    """One changed bit of any field is found at its step, and the steps before it match. So is a
-    missing or moved line; a line with an impossible step does not block the audit."""
+    """A wrong line is found at its step, and the steps before it match. So is a missing or moved
+    line; a line with an impossible step does not block the audit."""
     forge, step, what = LOG[number]
     forge(forged)
-    began = time.monotonic()
     code, text = audit(forged, "--whole")
     assert code == 1 and f"wrong: step {step}: {what}" in text, text
-    assert f"same bits: steps 1 to {step - 1} of " in text and time.monotonic() - began < 20
+    assert f"same bits: steps 1 to {step - 1} of " in text
 
 
-@pytest.mark.parametrize("name", ["model.wte.weight", "sums.exponents"])
-def test_a_tensor_of_a_checkpoint_is_changed(forged, name):
+@pytest.mark.parametrize(
+    ("name", "honest_meta"), [("model.wte.weight", True), ("sums.exponents", False)]
+)
+def test_a_tensor_of_a_checkpoint_is_changed(forged, name, honest_meta):
     """A changed tensor with new hashes is found by its fingerprint, or by recomputing."""
     loaded = load_newest(forged)
     tensors = {key: tensor.clone() for key, tensor in loaded.tensors.items()}
     tensors[name].view(-1)[0] += 1
-    for honest_meta in (True, False):
-        meta = dict(loaded.meta)
-        if not honest_meta:
-            meta["state_fp"] = f"{state_fp(tensors):016x}"
-        shutil.rmtree(forged / "checkpoints" / loaded.name)
-        run_id = run_state.read(forged).run_id
-        writer = Writer(forged, loaded.generation, keep=9, run_id=run_id)
-        assert writer.save(loaded.step, tensors, meta).error is None
-        code, text = audit(forged)
-        assert code == 1 and f"wrong: step {loaded.step}: state_fp is" in text
+    meta = dict(loaded.meta)
+    if not honest_meta:
+        meta["state_fp"] = f"{state_fp(tensors):016x}"
+    shutil.rmtree(forged / "checkpoints" / loaded.name)
+    run_id = run_state.read(forged).run_id
+    writer = Writer(forged, loaded.generation, keep=9, run_id=run_id)
+    assert writer.save(loaded.step, tensors, meta).error is None
+    code, text = audit(forged)
+    assert code == 1 and f"wrong: step {loaded.step}: state_fp is" in text
 
 
 def test_a_trainer_that_skips_an_optimizer_step(corpus, tmp_path, monkeypatch):
@@ -146,12 +169,11 @@ def test_checkpoints_of_discarded_branches_and_other_runs(honest, corpus, tmp_pa
     there = run / "checkpoints"
     shutil.copytree(tmp_path / "left/step-000000000005.2", there / "step-000000000005.2")
     shutil.copytree(honest / "checkpoints/step-000000000008.2", there / "step-000000000008.2")
-    for flags in ((), ("--whole",)):
-        code, text = audit(run, *flags)
-        assert code == 0 and " to 8 of 8 (" in text
-        assert "not counted: step-000000000008.2: it belongs to another run\n" in text
-        left = "step-000000000005.2: the run discarded it: life 3 started from step 3\n"
-        assert f"not counted: {left}" in text and text.count("not counted") == 2
+    code, text = audit(run, "--whole")
+    assert code == 0 and " to 8 of 8 (" in text
+    assert "not counted: step-000000000008.2: it belongs to another run\n" in text
+    left = "step-000000000005.2: the run discarded it: life 3 started from step 3\n"
+    assert f"not counted: {left}" in text and text.count("not counted") == 2
     shutil.rmtree(there / "step-000000000003.1")  # the audit does not need the oldest one
     assert audit(run)[0] == 0
 
@@ -181,10 +203,9 @@ def test_a_run_with_a_time_budget(corpus, tmp_path, clock):
     flags, run = ("--steps", "1000", "--eval-every", "1000"), tmp_path / "run"
     for max_time, last in (("3.5", 7), ("6", 12)):
         trained(corpus, run, *flags, "--max-time", max_time)
-        for more in ((), ("--whole",)):
-            code, text = audit(run, *more)
-            assert code == 0 and f" to {last} of {last} (" in text
-    assert "same bits: steps 1 to 12 of 12 (100%)" in text
+        code, text = audit(run)
+        assert code == 0 and f" to {last} of {last} (" in text
+    assert "same bits: steps 1 to 12 of 12 (100%)" in audit(run, "--whole")[1]
     edit(run, 12, train_s=lambda seconds: seconds / 2)
     assert "wrong: step 12: lr is " in audit(run, "--whole")[1]
 
@@ -200,7 +221,7 @@ def test_a_run_with_a_quarantine(tmp_path, monkeypatch):
     dataset = rewrite(whole, tmp_path / "data", 12)
     mended = Path(shutil.copytree(dataset.dir, tmp_path / "mended"))
     sizes = [group.tokens for group in dataset.row_groups("train")]
-    _, second, *_ = lanes.blocks(lanes.deal(sizes, 8, 1337)[5], 1337, 5, 0)
+    _, second, *_ = lanes.blocks(lanes.deal(sizes, 2, 1337)[1], 1337, 1, 0)
     flip(dataset, second.group)
     run = trained(dataset.dir, tmp_path / "run", "--on-bad", "quarantine", "--steps", "24")
     (decision,) = (event for event in read_ledger(run) if event["event"] == "quarantine")
@@ -240,14 +261,6 @@ def test_runs_that_cannot_be_audited(forged, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("gptddp.audit.machine", lambda _: "another kind")
     code, text = audit(forged)
     assert code == 2 and "another kind" in text and "on a machine of the first kind" in text
-
-
-def test_an_audit_writes_nothing(honest):
-    """No file of the run changes, not even a damaged checkpoint."""
-    before = {path: path.stat().st_mtime_ns for path in honest.rglob("*")}
-    assert audit(honest, "--whole")[0] == 0
-    assert {path: path.stat().st_mtime_ns for path in honest.rglob("*")} == before
-    assert store.names(honest)
 
 
 # -- honest runs with an odd history --------------------------------------------------------------

@@ -6,8 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.toy import SMALL, training_here
 from support.trainer_patches import lose_a_peer
 
+from gptddp import train
 from gptddp.checkpoint import known, run_state
 from gptddp.checkpoint.run_state import why_finished
 from gptddp.config import Config
@@ -20,12 +22,21 @@ def soon(monkeypatch):
     monkeypatch.setattr(known, "RETRY_S", (0.01,))
 
 
+@pytest.fixture(scope="module")
+def three_lives(corpus, tmp_path_factory) -> Path:
+    """A run of six steps, made in three lives."""
+    folder = tmp_path_factory.mktemp("known") / "run"
+    with training_here():
+        for steps in ("2", "4", "6"):
+            flags = ["--data", str(corpus), "--run-dir", str(folder), "--steps", steps]
+            assert train.main([*SMALL, *flags]) == 0
+    return folder
+
+
 @pytest.fixture
-def root(run, tmp_path):
-    """The checkpoints of a run of six steps, made in three lives."""
-    for steps in ("2", "4", "6"):
-        assert run("--steps", steps) == 0
-    return tmp_path / "run/checkpoints"
+def root(three_lives, tmp_path) -> Path:
+    """The checkpoints of a copy of that run."""
+    return shutil.copytree(three_lives, tmp_path / "run") / "checkpoints"
 
 
 def sources(run_dir: Path) -> list[str]:

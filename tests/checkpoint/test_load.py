@@ -132,8 +132,8 @@ def spoil(data, rng):
     return data[:one] + second + data[one + block : middle] + first + data[middle + block :]
 
 
-def test_a_thousand_damages_are_found(tmp_path, small_chunks, caplog):
-    """1000 random bit flips, holes, truncations and swaps in manifest and shard are all found, and
+def test_hundreds_of_damages_are_found(tmp_path, small_chunks, caplog):
+    """300 random bit flips, holes, truncations and swaps in manifest and shard are all found, and
     the restored bytes are accepted."""
     caplog.set_level(logging.ERROR)
     path = save(tmp_path, 5, size=20_000)
@@ -142,7 +142,7 @@ def test_a_thousand_damages_are_found(tmp_path, small_chunks, caplog):
         path / "shard-0-of-1.bin": lambda: retention.verify(path).ok,
     }
     rng, found = random.Random(0), dict.fromkeys(good, 0)
-    while sum(found.values()) < 1000:
+    while sum(found.values()) < 300:
         file = rng.choice(list(good))
         data = file.read_bytes()
         if (bad := spoil(data, rng)) == data:
@@ -151,7 +151,7 @@ def test_a_thousand_damages_are_found(tmp_path, small_chunks, caplog):
         assert not good[file](), (file.name, sum(found.values()))
         file.write_bytes(data)
         found[file] += 1
-    assert min(found.values()) > 300 and all(is_good() for is_good in good.values())
+    assert min(found.values()) > 90 and all(is_good() for is_good in good.values())
 
 
 @pytest.mark.parametrize("forge", ["empty", "file", "loop", "dangling", "copy", "garbage"])

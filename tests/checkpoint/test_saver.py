@@ -4,9 +4,8 @@ import errno
 import fcntl
 import json
 import os
+import re
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -49,13 +48,16 @@ time.sleep(999)
 
 
 @pytest.fixture
-def rank_0(tmp_path, spawn):
+def rank_0(tmp_path, forked):
     """A process of rank 0 that saves step 2; its attribute `saver` is its saver's process id."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", RANK_0, str(tmp_path), "2"]
-    process = spawn(command, env=env, text=True, stdout=subprocess.PIPE)
-    process.saver = int(process.stdout.readline())
+    process = forked(RANK_0, str(tmp_path), "2", stderr=tmp_path / "said")
+    process.saver = int(until(lambda: re.search(r"^(\d+)\n", said(tmp_path), re.M))[1])
     return process
+
+
+def said(run):
+    """What rank 0 has written."""
+    return (run / "said").read_text()
 
 
 def end(process):
@@ -68,7 +70,7 @@ def end(process):
 def test_a_save_outlives_its_rank_0(tmp_path, rank_0, asked):
     """If rank 0 is killed at the start of a save or just before the rename, the checkpoint exists,
     log and ledger are complete, the lease is released, and the saver ends."""
-    assert not asked or rank_0.stdout.readline() == "asked\n"
+    until(lambda: not asked or "asked" in said(tmp_path))
     end(rank_0)
     assert loaded_step(tmp_path) == 2
     assert [line["step"] for line in history(tmp_path)] == [1, 2]
@@ -80,7 +82,7 @@ def test_a_save_outlives_its_rank_0(tmp_path, rank_0, asked):
 
 def test_a_saver_without_the_lease_commits_nothing(tmp_path, rank_0):
     """If another rank 0 gets the lease after the death of the first, the saver writes nothing."""
-    assert rank_0.stdout.readline() == "asked\n"
+    until(lambda: "asked" in said(tmp_path))
     os.kill(rank_0.saver, signal.SIGSTOP)  # otherwise it commits before the takeover
     rank_0.kill()
     rank_0.wait(60)
@@ -94,7 +96,7 @@ def test_a_saver_without_the_lease_commits_nothing(tmp_path, rank_0):
 
 def test_a_life_on_the_same_machine_waits_for_the_saver(tmp_path, rank_0):
     """The next life gets the lease when the save is done, and loads the checkpoint of that save."""
-    assert rank_0.stdout.readline() == "asked\n"
+    until(lambda: "asked" in said(tmp_path))
     claim = lease.Claim(tmp_path, "job", "life 2")
     with open(tmp_path / "ledger.jsonl", "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the saver waits for it for up to a second

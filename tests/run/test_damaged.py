@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from support.toy import SMALL
 
 from gptddp import train
-from gptddp.checkpoint import run_state, store
+from gptddp.checkpoint import known, run_state, store
 from gptddp.cli import cli
 from gptddp.config import Config
 from gptddp.flags import from_args
@@ -17,6 +17,11 @@ from gptddp.run.history import history, last_step, read_ledger
 from gptddp.run.summary import HASH
 
 DEEP = "[" * 100_000
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(known, "RETRY_S", (0.01,))
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +188,7 @@ def test_a_run_without_ledger_and_checkpoint_is_refused(run_dir, goes_on, capsys
         assert sorted(run_dir.iterdir()) == there
     (run_dir / "ledger.jsonl").write_text('{"event": "sta\n')
     assert goes_on("--seed", "5") == 4
-    assert goes_on("--seed", "5", "--from-scratch") == 0
+    assert goes_on("--seed", "5", "--from-scratch", *SMALL) == 0
     assert run_state.read(run_dir).run_id != run_id and config(run_dir)["seed"] == 5
     assert "as --from-scratch says" in caplog.text
 

@@ -245,8 +245,9 @@ def test_the_silence_of_a_holder_counts_as_time_without_a_touch(tmp_path, holder
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"\xff\0", b'{"owner": 1}', b"x" * 9999])
-def test_a_torn_or_foreign_lease_expires(tmp_path, acquire, caplog, text):
+def test_a_torn_or_foreign_lease_expires(tmp_path, acquire, caplog, monkeypatch, text):
     """An invalid lease is neither a crash nor a lock forever: it expires, with a warning."""
+    monkeypatch.setattr(lease, "EXPIRY_S", 0.2)
     (tmp_path / LEASE).write_bytes(text)
     acquire().check()
     assert "the damaged" in caplog.text and caplog.text.count("waiting") == 1

@@ -70,9 +70,9 @@ def start_reads(run: Path, lives: int) -> int:
 
 
 def test_a_start_reads_no_more_of_an_old_run(tmp_path):
-    """After ten thousand lives a start reads as little as after a hundred."""
+    """After two thousand lives a start reads as little as after a hundred."""
     few = start_reads(aged(tmp_path / "few", 100), 100)
-    many = start_reads(aged(tmp_path / "many", 10_000), 10_000)
+    many = start_reads(aged(tmp_path / "many", 2000), 2000)
     assert many < 1.5 * few < 200_000, (few, many)
 
 

@@ -1,9 +1,6 @@
 """The ledger has the end of each life."""
 
 import json
-import os
-import subprocess
-import sys
 
 from support.toy import SMALL
 from support.trainer_patches import lose_a_peer
@@ -42,7 +39,7 @@ def test_an_end_after_redone_steps_has_the_newest_step(run, tmp_path):
     assert found == [(6, True), (3, True)]
 
 
-def test_a_life_without_survivors_has_an_end(corpus, tmp_path):
+def test_a_life_without_survivors_has_an_end(corpus, tmp_path, forked):
     """After SIGKILL of the only process, the next life records that it was killed."""
     code = (
         "import itertools, os, signal, sys\n"
@@ -58,8 +55,7 @@ def test_a_life_without_survivors_has_an_end(corpus, tmp_path):
     )
     flags = [*SMALL, "--data", str(corpus), "--run-dir", str(tmp_path / "run"), "--steps", "6"]
     for last, code_wanted in (("kill", -9), ("live", 0)):
-        done = subprocess.run([sys.executable, "-c", code, *flags, last], env=os.environ)
-        assert done.returncode == code_wanted
+        assert forked(code, *flags, last).wait(120) == code_wanted
     (end,) = events(tmp_path, "end")
     assert (end["step"], end["cause"]) == (3, recovery.UNKNOWN)
 

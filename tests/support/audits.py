@@ -14,7 +14,10 @@ from gptddp.checkpoint.load import load_newest
 from gptddp.cli import cli
 from gptddp.run.directory import LEDGER
 
-FLAGS = ["--steps", "8", "--eval-every", "3", "--checkpoint-every", "0", "--keep", "9"]
+FLAGS = [
+    *("--steps", "8", "--eval-every", "3", "--checkpoint-every", "0", "--keep", "9"),
+    *("--n-layer", "1", "--lanes", "2", "--batch", "2", "--micro-batch", "1"),
+]
 
 
 def trained(corpus: Path, folder: Path, *flags: str) -> Path:
