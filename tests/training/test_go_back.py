@@ -4,8 +4,11 @@ import errno
 import math
 import os
 import re
+import shutil
+from pathlib import Path
 
 import pytest
+from support.toy import SMALL, training_here
 from support.trainer_patches import lose_a_peer
 from support.waiting import until
 from support.waiting_writer import save_in_this_process
@@ -24,12 +27,21 @@ from gptddp.training.go_back import way_back
 BACK = ("--steps", "12", "--from-step", "4", "--lr", "1e-3")
 
 
-@pytest.fixture
-def folder(run, tmp_path):
+@pytest.fixture(scope="module")
+def kept(corpus, tmp_path_factory):
     """A run that has kept steps 2, 4, 6 and 8, each the last of a life."""
-    for steps in ("2", "4", "6", "8"):
-        assert run("--steps", steps, "--keep", "9") == 0
-    return tmp_path / "run"
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(folder), "--keep", "9"]
+    with training_here():
+        for steps in ("2", "4", "6", "8"):
+            assert train.main([*flags, "--steps", steps]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(kept, tmp_path):
+    """A copy of that run."""
+    return Path(shutil.copytree(kept, tmp_path / "run"))
 
 
 def starts(folder):
