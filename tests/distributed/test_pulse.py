@@ -251,10 +251,9 @@ def test_other_waits_and_too_long_waits_are_hangs(process, what, limit_s):
     assert it.returncode == 9 and b"no progress for" in err
 
 
-@pytest.mark.alone
 def test_a_beat_costs_almost_nothing():
     """A step has about five beats: even at 20 us each they take a ten-thousandth of a second."""
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(10_000):
         pulse.beat(3)
-    assert time.perf_counter() - begin < 10_000 * 20e-6
+    assert time.thread_time() - begin < 10_000 * 20e-6

@@ -72,20 +72,17 @@ stuck()
     assert process.wait(20) == 143
 
 
-@pytest.mark.alone
 def test_a_second_ctrl_c_exits_at_once_if_allowed(watched):
     """With `hurried` the second signal ends the process; without it the process keeps its time."""
-    code = "\ndog = Watchdog(lambda waited_s: waited_s > 2, hurried={})\nstuck()\n"
-    took = {}
-    for hurried in ("[signal.SIGINT]", "()"):
-        process = watched(code.format(hurried))
+    code = "\ndog = Watchdog(lambda waited_s: waited_s > {}, hurried={})\nstuck()\n"
+    for most_s, hurried in ((60, "[signal.SIGINT]"), (1, "()")):
+        process = watched(code.format(most_s, hurried))
         begin = time.monotonic()
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             time.sleep(0.3)
         assert ended(process)[0] == 130
-        took[hurried] = time.monotonic() - begin
-    assert took["[signal.SIGINT]"] < 2 <= took["()"]
+    assert time.monotonic() - begin > 1
 
 
 def test_a_closed_watchdog_does_not_exit(watched):

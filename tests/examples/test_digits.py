@@ -49,8 +49,7 @@ def test_a_killed_run_continues_at_the_same_step(undisturbed, tmp_path, harm, go
         assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("torn", [False, True], ids=["absent", "torn"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("rank", "torn"), [(0, True), (1, False)])
 def test_a_snapshot_that_one_rank_lacks_is_sent_by_the_other(undisturbed, tmp_path, rank, torn):
     """With separate disks, all ranks continue in the same epoch, whichever rank has the file."""
     whole = undisturbed[0] / "snapshot.pt"
@@ -133,11 +132,12 @@ def test_a_run_with_another_seed_is_refused(undisturbed, tmp_path):
 
 def test_any_number_of_ranks_tests_each_image_once(undisturbed, tmp_path):
     """Worlds of 1, 2 and 3 ranks test 359 images each, and get the same loss but for rounding."""
-    found = []
-    for world in (1, 2, 3):
+    texts, found = [undisturbed[1][0]], []
+    for world in (1, 3):
         folder = tmp_path / str(world)
         shutil.copytree(undisturbed[0], folder)
-        (said, *_) = succeed(world, "digits", *FLAGS, "--folder", str(folder))
+        texts.append(succeed(world, "digits", *FLAGS, "--folder", str(folder))[0])
+    for said in texts:
         loss, accuracy, tested = re.search(
             r"in the end  test loss (\S+)  accuracy (\S+) of (\d+)", said
         ).groups()

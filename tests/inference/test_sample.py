@@ -1,15 +1,14 @@
 """Sampling: the cache and streaming do not change the text."""
 
+import contextlib
 import os
 import signal
-import subprocess
-import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from support.paths import ROOT
 
 from gptddp.cli import cli
 from gptddp.config import Config, with_preset
@@ -92,10 +91,10 @@ class _Logits:
 
 
 def drawn(chances: list[float], **options) -> np.ndarray:
-    """The frequency of each of the bytes 0, 1, ... in 1000 tokens."""
+    """The frequency of each of the bytes 0, 1, ... in 400 tokens."""
     chances = chances + [1e-30] * (257 - len(chances))
-    ids = generate(_Logits(chances), byte_tokenizer(), "", **PLAIN | {"tokens": 1000} | options)
-    return np.bincount(list(ids), minlength=257)[: len(chances)] / 1000
+    ids = generate(_Logits(chances), byte_tokenizer(), "", **PLAIN | {"tokens": 400} | options)
+    return np.bincount(list(ids), minlength=257)[: len(chances)] / 400
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
@@ -147,7 +146,9 @@ def test_a_character_is_streamed_when_it_is_complete(tmp_path):
 
 # A model that makes a token for each line on its stdin.
 SLOW = """
-import sys
+import os, sys
+for fd, path in enumerate(sys.argv[1:]):
+    os.dup2(os.open(path, os.O_WRONLY if fd else os.O_RDONLY), fd)
 from gptddp.cli import cli
 from gptddp.data.tokenizer import byte_tokenizer
 from gptddp.inference import load_model
@@ -167,12 +168,17 @@ SAID = b"[0.0 s] loading torch\nstep 7, seed 0\n"
 
 
 @pytest.fixture
-def slow(spawn):
+def slow(forked, tmp_path):
     """`gptddp sample` with the model of SLOW, and pipes."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = spawn([sys.executable, "-c", SLOW], cwd=ROOT, bufsize=0, **pipes)
-    assert process.stdout.read(1) == b"p"
-    return process
+    modes = {"stdin": "wb", "stdout": "rb", "stderr": "rb"}
+    paths = {name: tmp_path / name for name in modes}
+    for path in paths.values():
+        os.mkfifo(path)
+    process = forked(SLOW, *map(str, paths.values()))
+    with contextlib.ExitStack() as stack:
+        opened = {it: stack.enter_context(paths[it].open(modes[it], 0)) for it in modes}
+        assert opened["stdout"].read(1) == b"p"
+        yield SimpleNamespace(process=process, **opened)
 
 
 def test_tokens_are_printed_at_once_and_ctrl_c_ends_them_quietly(slow):
@@ -181,8 +187,8 @@ def test_tokens_are_printed_at_once_and_ctrl_c_ends_them_quietly(slow):
     for _ in range(3):
         slow.stdin.write(b"\n\n")
         assert os.read(slow.stdout.fileno(), 9) == "é".encode()
-    slow.send_signal(signal.SIGINT)
-    assert slow.wait(20) == 130
+    slow.process.send_signal(signal.SIGINT)
+    assert slow.process.wait(20) == 130
     assert slow.stderr.read() == SAID and slow.stdout.read() == b""
 
 
@@ -190,17 +196,15 @@ def test_a_reader_that_closes_the_pipe_is_no_error(slow):
     """If the reader ends, as in `| head`, there is no traceback and no message."""
     slow.stdout.close()
     slow.stdin.write(b"\n" * 8)
-    assert slow.wait(20) == 1
+    assert slow.process.wait(20) == 1
     assert slow.stderr.read() == SAID
 
 
-def test_a_full_disk_behind_stdout_is_reported(spawn):
+def test_a_full_disk_behind_stdout_is_reported(forked):
     """A full disk gives one line and exit code 1, without a traceback."""
-    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with open("/dev/full", "wb") as full:
-        process = spawn([sys.executable, "-c", SLOW], cwd=ROOT, bufsize=0, stdout=full, **pipes)
+    process = forked(SLOW, "/dev/null", "/dev/full")
     assert process.wait(120) == 1
-    *_, error = process.stderr.read().decode().splitlines()
+    *_, error = process.stderr.read().splitlines()
     assert error == "Error: [Errno 28] No space left on device: make room there first"
 
 

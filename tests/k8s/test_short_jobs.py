@@ -4,7 +4,14 @@ import pytest
 from support.manifests import render_job
 from support.short_jobs import run_pods, server_with_texts
 
+from gptddp.k8s.act import short_job
+
 PREPARE = ("prepare", "--source", "texts/books")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(short_job, "_POLL_S", 0.05)
 
 
 @pytest.fixture

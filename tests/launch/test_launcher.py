@@ -75,13 +75,13 @@ def test_the_launcher_prints_the_trainers_help(python):
     assert code == 0 and "--run-dir" in out
 
 
-def test_the_launcher_does_not_start_on_another_torch(python):
+def test_the_launcher_does_not_start_on_another_torch(forked, tmp_path):
     """Exit code 2 and one line with the reason, before a worker begins."""
     hide = "import torch.distributed.distributed_c10d as it; del it._get_default_store; "
-    env = ENV | {"GPTDDP_RENDEZVOUS_KEY": "launcher" * 8}
-    code, out, err = ended(python(hide + LAUNCH, env=env))
-    assert (code, out) == (2, "") and "._get_default_store" in err.splitlines()[-1]
-    assert "Traceback" not in err
+    env = os.environ | ENV | {"GPTDDP_RENDEZVOUS_KEY": "launcher" * 8}
+    assert forked(hide + LAUNCH, env=env, stderr=tmp_path / "said").wait(60) == 2
+    said = (tmp_path / "said").read_text()
+    assert "._get_default_store" in said.splitlines()[-1] and "Traceback" not in said
 
 
 def test_sigterm_ends_a_launcher_that_imports(python):
@@ -155,11 +155,13 @@ def test_a_pod_of_several_launchers_is_alive_only_if_all_are(forked, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_mistake_that_the_workers_find_is_reported_once(python, tmp_path, workers):
+def test_a_mistake_that_the_workers_find_is_reported_once(forked, tmp_path, workers):
     """Without a dataset the pod ends with exit code 2 and one line with the reason."""
     flags = ["--data", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run")]
-    code, out, err = ended(python(LAUNCH, *flags, env={"PET_NPROC_PER_NODE": str(workers)}))
-    assert (code, out) == (2, ""), err
+    env, said = {**os.environ, "PET_NPROC_PER_NODE": str(workers)}, tmp_path / "said"
+    code = forked(LAUNCH, *flags, env=env, stderr=said).wait(60)
+    err = said.read_text()
+    assert code == 2, err
     assert 1 <= err.count("no such folder") <= workers
     assert err.splitlines()[-1].startswith("gptddp.launch: rank ")
 

@@ -11,6 +11,8 @@ from ipaddress import IPv4Address
 import pytest
 from support.mesh_pods import Pod
 
+from gptddp.distributed.members import SILENT_S
+
 
 def until(what, limit_s=20.0):
     end = time.monotonic() + limit_s
@@ -73,7 +75,6 @@ def after(pods, start, number):
     ]
 
 
-@pytest.mark.alone
 def test_a_killed_worker_is_out_of_the_view_at_once_and_rejoins(job):
     """The killed worker's launcher knows the cause; the new worker is admitted as the last."""
     one = job(4)
@@ -82,17 +83,14 @@ def test_a_killed_worker_is_out_of_the_view_at_once_and_rejoins(job):
     os.kill(one.pods[1].worker, signal.SIGKILL)
     others = [one.pods[n] for n in (0, 2, 3)]
     one.agree(others)
-    times = after(others, start, number)
-    print("killed worker", [f"{t * 1000:.0f} ms" for t in times])
     gone = others[0].views()[-1]["view"]["gone"]
     assert [g["pod"] for g in gone] == [one.pods[1].address]
     assert gone[0]["how"] in ("its process died of SIGKILL", "its process ended"), "unknown cause"
-    assert max(times) < 0.2
+    assert max(after(others, start, number)) < SILENT_S / 2
     _, pods = one.agree(one.pods)
     assert pods[-1] == one.pods[1].address
 
 
-@pytest.mark.alone
 def test_a_killed_pod_is_out_of_the_view_at_once_and_its_successor_joins(job):
     """The others agree on a view without the pod, even if it was the leader of the views."""
     one = job(3)
@@ -101,17 +99,11 @@ def test_a_killed_pod_is_out_of_the_view_at_once_and_its_successor_joins(job):
     start = time.monotonic()
     one.pods[0].kill()
     one.agree(one.pods[1:])
-    times = after(one.pods[1:], start, number)
-    print("killed pod", [f"{t * 1000:.0f} ms" for t in times])
-    assert max(times) < 0.3
-    start = time.monotonic()
+    assert max(after(one.pods[1:], start, number)) < SILENT_S / 2
     one.add(0)
     _, pods = one.agree(one.pods)
     assert pods[-1] == one.pods[0].address
-    first = one.pods[0].log()
-    at = [first[0]["at"], one.pods[0].views()[0]["at"]]
-    print("new pod", f"attached {at[0] - start:.2f} s, in a view {at[1] - at[0]:.3f} s later")
-    assert any(one.pods[1].address in str(line.get("posts")) for line in first)
+    assert any(one.pods[1].address in str(line.get("posts")) for line in one.pods[0].log())
 
 
 def test_a_stopped_worker_is_out_by_its_launchers_report_and_rejoins(job):
@@ -140,15 +132,14 @@ def test_an_admitted_worker_that_does_not_join_is_dropped(job):
     one.agree(one.pods)
 
 
-@pytest.mark.alone
-def test_a_silent_pod_is_out_by_a_majority_within_five_seconds(job):
-    """A stopped launcher rejoins when it wakes."""
+def test_a_silent_pod_is_out_by_a_majority(job):
+    """It is out after a silence of SILENT_S; a stopped launcher rejoins when it wakes."""
     one = job(3)
     number, _ = one.agree(one.pods)
     start = time.monotonic()
     os.kill(one.pods[2].process.pid, signal.SIGSTOP)
-    one.agree(one.pods[:2], 8)
-    assert 3 < max(after(one.pods[:2], start, number)) < 5
+    one.agree(one.pods[:2])
+    assert max(after(one.pods[:2], start, number)) > SILENT_S / 2
     os.kill(one.pods[2].process.pid, signal.SIGCONT)
     one.agree(one.pods)
 
@@ -178,14 +169,13 @@ def test_a_pod_that_wakes_does_not_count_the_others_as_dead(job):
         os.kill(pod.process.pid, signal.SIGUSR2)  # more than the kernel keeps for a stopped reader
         (pod.folder / "log.lease").touch()
     one.agree(others, 12)
-    time.sleep(5)
+    time.sleep(1)
     for pod in asleep:
         os.kill(pod.process.pid, signal.SIGCONT)
     one.agree(one.pods)
     assert not [line for pod in others for line in pod.log() if "out" in line]
 
 
-@pytest.mark.alone
 def test_a_stranger_can_neither_join_nor_disturb(job):
     """A launcher with another key stays alone; a flood of connections and bytes delays nothing."""
     one = job(2, 1, 3)
@@ -214,7 +204,7 @@ def test_a_stranger_can_neither_join_nor_disturb(job):
         start = time.monotonic()
         os.kill(one.pods[1].worker, signal.SIGKILL)
         one.agree(one.pods[:1])
-        assert max(after(one.pods[:1], start, number)) < 1
+        assert max(after(one.pods[:1], start, number)) < SILENT_S / 2
         one.agree(one.pods[:2])
         one.pods[1].kill()
         one.agree(one.pods[:1])

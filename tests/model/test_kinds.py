@@ -11,13 +11,13 @@ from gptddp.checkpoint import store
 from gptddp.cli import cli
 from gptddp.run.history import history
 
-STEPS = 24
+STEPS = 18
 # In SMALL's shape; one has a document mask, the other windows and dropout.
 KINDS = {
     "modern-tiny": ["--kv-heads", "1", "--mask", "document"],
     "autoresearch": ["--windows", "SL", "--dropout", "0.1"],
 }
-REST = ["--lr", "1e-2", "--steps", str(STEPS), "--eval-every", "8", "--keep-every", "4"]
+REST = ["--lr", "1e-2", "--steps", str(STEPS), "--eval-every", "6", "--keep-every", "4"]
 
 
 @pytest.fixture(scope="module", params=KINDS)

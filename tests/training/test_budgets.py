@@ -148,6 +148,7 @@ def test_after_a_loss_at_the_end_of_the_time_the_next_life_completes_the_last_st
     with monkeypatch.context() as patch:
         patch.setattr(life, "agree", noting)
         patch.setattr(life, what, lost)
+        patch.setattr("gptddp.distributed.lost.ROLL_CALL_S", 0.0)
         assert run(*TIME) == LifeLost.exit_code
     assert not {"val_loss", "state_fp"} & log(tmp_path)[-1].keys()
     assert not (tmp_path / "run/finished.json").exists()

@@ -103,6 +103,7 @@ def test_the_ranks_wait_together_for_a_run_that_another_life_holds(corpus, tmp_p
     assert [event["event"] for event in read_ledger(tmp_path)].count("start") == 1
 
 
+SOON = "from gptddp.run import lease; lease.EXPIRY_S = 2.0\n"  # the lease of a stopped life
 LATE = """
 import os, signal, sys, time
 from gptddp import train
@@ -148,7 +149,9 @@ def test_a_writer_stopped_before_its_rename_ends_by_itself(tmp_path, training):
     until(lambda: stopped(late))
     run = tmp_path / "run"
     reached = max(line["step"] for line in history(run))
-    follower = training("--steps", "100000", "--checkpoint-every", "0.5", job="job")
+    follower = training(
+        "--steps", "100000", "--checkpoint-every", "0.5", code=SOON + TRAIN, job="job"
+    )
     until(lambda: store.names(run))
     late.send_signal(signal.SIGCONT)
     err = late.communicate(timeout=60)[1]

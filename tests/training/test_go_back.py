@@ -4,8 +4,11 @@ import errno
 import math
 import os
 import re
+import shutil
+from pathlib import Path
 
 import pytest
+from support.toy import SMALL, training_here
 from support.trainer_patches import lose_a_peer
 from support.waiting import until
 from support.waiting_writer import save_in_this_process
@@ -24,12 +27,21 @@ from gptddp.training.go_back import way_back
 BACK = ("--steps", "12", "--from-step", "4", "--lr", "1e-3")
 
 
-@pytest.fixture
-def folder(run, tmp_path):
+@pytest.fixture(scope="module")
+def kept(corpus, tmp_path_factory):
     """A run that has kept steps 2, 4, 6 and 8, each the last of a life."""
-    for steps in ("2", "4", "6", "8"):
-        assert run("--steps", steps, "--keep", "9") == 0
-    return tmp_path / "run"
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(folder), "--keep", "9"]
+    with training_here():
+        for steps in ("2", "4", "6", "8"):
+            assert train.main([*flags, "--steps", steps]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(kept, tmp_path):
+    """A copy of that run."""
+    return Path(shutil.copytree(kept, tmp_path / "run"))
 
 
 def starts(folder):
@@ -48,7 +60,7 @@ def lives(folder):
 def test_a_run_that_has_blown_up_goes_back(run, tmp_path, monkeypatch, capsys):
     """At exit code 3 the run names the flag that helps; another start without it ends in the same
     way. With it the run finishes, with the log and checkpoints of the branch."""
-    folder, flags = tmp_path / "run", ("--steps", "30", "--checkpoint-every", "0", "--keep", "2")
+    folder, flags = tmp_path / "run", ("--steps", "16", "--checkpoint-every", "0", "--keep", "2")
     assert run(*flags, "--steps", "6") == 0
     forward_backward = train.forward_backward
 
@@ -65,11 +77,11 @@ def test_a_run_that_has_blown_up_goes_back(run, tmp_path, monkeypatch, capsys):
     ends = [it["cause"] for it in read_ledger(folder) if it["event"] == "end"]
     assert ends == ["loss or gradient not finite 4 times in a row"] * 2
     assert run(*flags, "--lr", "1e-3", "--from-step", "6") == 0
-    assert lives(folder) == dict.fromkeys(range(1, 7), 1) | dict.fromkeys(range(7, 31), 4)
+    assert lives(folder) == dict.fromkeys(range(1, 7), 1) | dict.fromkeys(range(7, 17), 4)
     assert starts(folder)[-1]["source"] == "step-000000000006.4"
     assert all(line["loss"] for _, line in logged(folder))
     report = audit(folder, "", whole=True)
-    assert report.exit_code == 0 and (report.begin, report.end) == (0, 30)
+    assert report.exit_code == 0 and (report.begin, report.end) == (0, 16)
 
 
 def test_the_way_back_leads_before_the_step_that_spoilt_the_weights(folder, tmp_path):

@@ -45,7 +45,7 @@ def decisions(run):
     return {step: sorted(set(groups)) for step, groups in decided(run.ledger, 0).items()}
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5, LANES])
+@pytest.mark.parametrize("world_size", [3, LANES])
 def test_decisions_and_rows_do_not_depend_on_the_world_size(alone, world_size):
     """The same row groups are left out at the same steps, and every fingerprint is the same."""
     assert alone.progress.data["quarantined"] == sorted(BAD)
@@ -64,7 +64,7 @@ def test_rows_differ_only_after_the_first_decision(alone):
     assert "quarantined" not in healthy.progress.data
 
 
-@pytest.mark.parametrize("sizes", [(4, 3, 4), (2, 5, 7, 1), (1, 4)])
+@pytest.mark.parametrize("sizes", [(4, 3, 4), (2, 5, 7, 1)])
 def test_decisions_survive_changes_of_the_world_size(alone, sizes):
     """Lives that end anywhere, also at the step of a decision, continue with the same rows."""
     for first in [*decisions(alone), 50]:
@@ -106,11 +106,11 @@ def test_a_row_group_that_becomes_unreadable_loses_only_later_rows(monkeypatch):
     assert len(ends[0][1]["quarantined"]) > 5
 
 
-@pytest.mark.parametrize(("n_groups", "bad"), [(5, {1}), (5, {0, 1}), (LANES, {1, 2, 6})])
+@pytest.mark.parametrize(("n_groups", "bad"), [(5, {0, 1}), (LANES, {1, 2, 6})])
 def test_all_lanes_of_a_row_group_lose_it_at_the_same_step(n_groups, bad):
     """At any world size all lanes of a row group lose it at the same step, at any place in it; a
     lane without another row group continues with its neighbour's documents."""
-    runs = [Run(damaged(bad, n_groups)).go(w, 80) for w in (1, 2, 3, LANES)]
+    runs = [Run(damaged(bad, n_groups)).go(w, 80) for w in (1, 3, LANES)]
     for run in runs:
         assert run.fps == runs[0].fps and run.progress.data == runs[0].progress.data
     assert set(runs[0].progress.data["quarantined"]) == bad

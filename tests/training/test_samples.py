@@ -42,10 +42,10 @@ def test_a_text_counts_as_evaluation_and_has_a_time_limit(run, tmp_path, monkeyp
             yield i
 
     monkeypatch.setattr(samples, "generate", slow)
-    monkeypatch.setattr(samples, "MOST_S", 1.0)
+    monkeypatch.setattr(samples, "MOST_S", 0.5)
     assert run("--steps", "2", "--eval-every", "1", "--sample-tokens", "4096") == 0
     stop = read_ledger(tmp_path / "run")[-1]
-    assert 2.0 <= stop["phases"]["eval"][0] < 20.0
+    assert 1.0 <= stop["phases"]["eval"][0] < 20.0
     assert len(texts(tmp_path / "run")) == 2
 
 

@@ -31,6 +31,7 @@ def disk(tmp_path, monkeypatch):
     settle = lines.Lines.settle
     monkeypatch.setattr(lines.Lines, "settle", lambda it, s: settle(it, min(s, 0.05)))
     monkeypatch.setattr(lines, "RETRY_S", 0.02)
+    monkeypatch.setattr(takeover, "_RETRY_S", 0.02)
     return Disk(tmp_path / "run", monkeypatch.setattr)
 
 
