@@ -133,13 +133,14 @@ def test_an_admitted_worker_that_does_not_join_is_dropped(job):
 
 
 def test_a_silent_pod_is_out_by_a_majority(job):
-    """It is out after a silence of SILENT_S; a stopped launcher rejoins when it wakes."""
+    """It is out soon after a silence of SILENT_S, before a lease could expire. A stopped launcher
+    rejoins when it wakes."""
     one = job(3)
     number, _ = one.agree(one.pods)
     start = time.monotonic()
     os.kill(one.pods[2].process.pid, signal.SIGSTOP)
     one.agree(one.pods[:2])
-    assert max(after(one.pods[:2], start, number)) > SILENT_S / 2
+    assert SILENT_S / 2 < max(after(one.pods[:2], start, number)) < 2.5 * SILENT_S
     os.kill(one.pods[2].process.pid, signal.SIGCONT)
     one.agree(one.pods)
 

@@ -110,6 +110,8 @@ SAVE = "gptddp.prepare.scratch.Scratch.save"
         (SAVE, 5, 4),
         ("gptddp.prepare.scratch.fsync", 6, None),
         ("gptddp.prepare.shard_writer.ShardWriter.add", 40, FILES),
+        ("gptddp.prepare.shard_writer.fsync", 2, FILES),
+        ("gptddp.prepare.build.fsync", 1, FILES),
         ("gptddp.prepare.output.fsync", 1, FILES),
         ("gptddp.prepare.output.fsync", 3, FILES),  # after the rename
     ],

@@ -103,7 +103,7 @@ def test_the_ranks_wait_together_for_a_run_that_another_life_holds(corpus, tmp_p
     assert [event["event"] for event in read_ledger(tmp_path)].count("start") == 1
 
 
-SOON = "from gptddp.run import lease; lease.EXPIRY_S = 2.0\n"  # the lease of a stopped life
+SOON = "from gptddp.run import lease; lease.EXPIRY_S = 4.0\n"  # the lease of a stopped life
 LATE = """
 import os, signal, sys, time
 from gptddp import train
