@@ -48,6 +48,15 @@ def test_torch_cpu_installs_the_build_without_cuda(make_venv):
     assert "torch from cpu" in asked and "no-gpu.txt" not in asked
 
 
+@pytest.mark.parametrize(("build", "hints"), [("cpu", 1), ("cuda", 0)])
+def test_an_index_out_of_reach_is_named(make_venv, tmp_path, build, hints):
+    """If TORCH=cpu fails, the last line says which index it needs, and what works without it."""
+    (tmp_path / "uv").write_text("#!/bin/sh\nexit 2\n")
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        make_venv(TORCH=build)
+    assert failed.value.stderr.count("PyTorch's own index") == hints
+
+
 def test_an_unknown_build_of_pytorch_is_refused_before_anything_is_made(make_venv, tmp_path):
     """A typo in TORCH is refused, as it would otherwise download CUDA's libraries."""
     with pytest.raises(subprocess.CalledProcessError) as refused:
