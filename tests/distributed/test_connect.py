@@ -218,7 +218,7 @@ def test_a_variable_that_decides_the_bits_is_part_of_the_machine(monkeypatch):
 @pytest.mark.parametrize(
     ("amx", "cpu", "chosen"),
     [
-        (True, {"vendor_id": "GenuineIntel", "flags": "avx512_bf16"}, ("bf16", "onednn", "fused")),
+        (True, {"vendor_id": "GenuineIntel", "flags": "avx512_bf16"}, ("bf16", "onednn", "blocks")),
         (False, {"vendor_id": "GenuineIntel", "flags": "avx512_bf16"}, ("fp32", "mkl", "fused")),
         (
             False,
