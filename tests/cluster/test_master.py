@@ -64,7 +64,7 @@ def manifest():
 
 
 def test_a_job_with_a_master_survives_a_lost_worker_and_a_lost_master(master):
-    """The others continue after each loss, every step is logged once, and the job succeeds."""
+    """The others wait after each loss, all three do every step once, and the job succeeds."""
     master.reach(0, world_size=3, timeout_s=240)
     for pod in ("theirs-worker-1", "theirs-master-0"):
         lost = ("delete", "pod", pod, "--force", "--grace-period=0")
@@ -73,4 +73,4 @@ def test_a_job_with_a_master_survives_a_lost_worker_and_a_lost_master(master):
     until(lambda: master.condition("Succeeded"), "its success", 180, poll_s=1)
     lines = master.lines()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    assert {line["world_size"] for line in lines} <= {2, 3}
+    assert {line["world_size"] for line in lines} == {3}  # the others save and wait

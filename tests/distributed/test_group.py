@@ -329,6 +329,6 @@ def test_fifty_worlds_leak_nothing(worlds):
     seen.append(worlds.form(stay + leave)["c"])
     assert seen[-1][WORLDS] == 26
     # one thread may live for a second, to look again at the arrivals
-    for what, most in ((FILES, 0), (THREADS, 1), (MEMORY, 2 << 20)):
+    for what, most in ((FILES, 0), (THREADS, 1), (MEMORY, 4 << 20)):
         early, late = (min(it[what] for it in part) for part in (seen[5:10], seen[-6:-1]))
         assert late - early <= most, (what, early, late)

@@ -27,17 +27,17 @@ from gptddp.prepare.build import prepare
 from gptddp.prepare.recipe import Settings
 from gptddp.run.history import history, read_ledger
 
-STEPS = 90  # two epochs of every lane
+STEPS = 120  # two epochs of every lane
 # Every process of a life gives up an unreadable row group at once.
 GIVE_UP = "from gptddp.data import blocks; blocks.RETRY_S = (0.001,); "
 
 
 @pytest.fixture(scope="module")
 def books(tmp_path_factory) -> Path:
-    """A dataset of 75 documents of random words."""
+    """A dataset of 100 documents of random words."""
     folder, rng = tmp_path_factory.mktemp("books"), random.Random(1)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 9))) for _ in range(300)]
-    texts = [f"{i}: {' '.join(rng.choices(words, k=rng.randint(1, 40)))}" for i in range(75)]
+    texts = [f"{i}: {' '.join(rng.choices(words, k=rng.randint(1, 40)))}" for i in range(100)]
     source = folder / "source.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return prepare([source], folder / "data", Settings(tokenizer="bytes")).dir
@@ -90,7 +90,8 @@ def test_random_kills_and_world_sizes_change_no_bit(books, undisturbed, tmp_path
             if life == len(sizes):
                 assert world.pod.wait(PATIENCE_S) == 0, world.log.read_text()
                 break
-            target = rng.randint(done + 5, STEPS * life // len(sizes))
+            latest = STEPS * life // len(sizes)
+            target = rng.randint(min(done + 5, latest), latest)
             world.until(lambda target=target: last_step(run) >= target)
             time.sleep(rng.uniform(0, 0.1))
         done = last_step(run)

@@ -1,7 +1,7 @@
 """An API server fails one request: the error says what was done, and a repetition completes it.
 
-Each command runs once per request that writes, and per third request that reads; that request
-fails, in a different way each time. `ALL_WAYS=1`: every request, in all ways.
+Each command runs once per request that writes, and for a third of its requests that read; that
+request fails, in a different way each time. `ALL_WAYS=1`: every request, in all ways.
 """
 
 import base64

@@ -76,7 +76,8 @@ def after(pods, start, number):
 
 
 def test_a_killed_worker_is_out_of_the_view_at_once_and_rejoins(job):
-    """The killed worker's launcher knows the cause; the new worker is admitted as the last."""
+    """The killed worker's launcher knows the cause, long before a silence would count; the new
+    worker is admitted as the last."""
     one = job(4)
     number, _ = one.agree(one.pods)
     start = time.monotonic()
@@ -92,7 +93,8 @@ def test_a_killed_worker_is_out_of_the_view_at_once_and_rejoins(job):
 
 
 def test_a_killed_pod_is_out_of_the_view_at_once_and_its_successor_joins(job):
-    """The others agree on a view without the pod, even if it was the leader of the views."""
+    """The others agree on a view without the pod, long before its silence would count, even if it
+    was the leader of the views."""
     one = job(3)
     number, pods = one.agree(one.pods)
     assert pods == [pod.address for pod in one.pods]
@@ -178,7 +180,8 @@ def test_a_pod_that_wakes_does_not_count_the_others_as_dead(job):
 
 
 def test_a_stranger_can_neither_join_nor_disturb(job):
-    """A launcher with another key stays alone; a flood of connections and bytes delays nothing."""
+    """A launcher with another key stays alone; a flood of connections and bytes delays no
+    view for as long as a silence."""
     one = job(2, 1, 3)
     other = one.add(2, key="x" * 32)
     one.agree(one.pods[:2])

@@ -1,4 +1,4 @@
-"""A start of a run with ten thousand lives reads only the ends of its newest files."""
+"""A start of a run with two thousand lives reads only the ends of its newest files."""
 
 import json
 import random

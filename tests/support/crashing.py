@@ -3,6 +3,7 @@
 import importlib
 import os
 import signal
+import traceback
 
 CALLS = ["mkdir", "open", "write", "fsync", "close", "rename", "replace", "link", "unlink", "rmdir"]
 
@@ -36,6 +37,8 @@ def killed(number, module, code):
             crash_at(number)
             exec(code, names)
             os._exit(0)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
