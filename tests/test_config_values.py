@@ -160,7 +160,7 @@ def test_a_job_gets_its_advice_before_it_is_submitted():
     assert "32 workers share 48 lanes" in note
 
 
-def test_rank_0_logs_the_advice_once(corpus, tmp_path, train_here, caplog, monkeypatch):
+def test_the_advice_is_logged_once(corpus, tmp_path, train_here, caplog, monkeypatch):
     """The trainer logs its advice once, at the beginning of a life."""
     asked = []
     monkeypatch.setattr(entry, "advice", lambda c, world: asked.append(world) or ["too many"])

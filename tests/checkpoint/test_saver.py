@@ -167,8 +167,8 @@ def test_rank_0_allows_or_refuses_the_commit(tmp_path, capfd):
     assert "belongs to another run: it is set aside" in capfd.readouterr().err
 
 
-def test_tensors_of_any_kind(tmp_path):
-    """Strided tensors, all types, an empty tensor, and no tensor at all are saved."""
+def test_tensors_that_are_not_plain_are_saved(tmp_path):
+    """A strided tensor, one of bfloat16 and an empty one come back with their values and types."""
     tensors = {"t": torch.rand(6, 4).t(), "b": torch.ones(3).bfloat16(), "e": torch.ones(0, 2)}
     assert save(Writer(tmp_path, 1), 1, tensors).error is None
     loaded = load_newest(tmp_path).tensors

@@ -260,7 +260,7 @@ def test_a_killed_worker_is_out_of_the_view_at_once_and_rejoins_last():
     assert members(sim) == [("w-1", "w-2", "w-3", "w-0")]
 
 
-def test_a_minority_and_a_tie_need_the_lease():
+def test_a_minority_needs_the_lease():
     """Two of five that hear no other wait until they have the lease; the three continue."""
     sim = steady(5)
     cut = {"w-0", "w-1"}
