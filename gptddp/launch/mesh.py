@@ -26,7 +26,8 @@ from gptddp.distributed.members import AT, IN_ORDER
 from gptddp.distributed.process import how_ended, stat
 from gptddp.files import parse_json
 from gptddp.launch.links import LONG, TROUBLE, Links, Seal, join, pack
-from gptddp.launch.views import Json, Views, ids
+from gptddp.launch.rows import Json, ids
+from gptddp.launch.views import Views
 
 ENDED = "ended"  # a file: pid and status, as of `wait`, of the last worker that was reaped
 TICK_S, BEAT_S = 0.1, 0.5

@@ -7,56 +7,25 @@ commits the proposal once every member has accepted it, and every member takes t
 - Proof of a loss: the agent is dead, or reports that its worker ended, left, is stopped or does not
   join. Silence of SILENT_S is no proof: then the next view needs more than half of the members of
   the last view that are not proven lost. The same holds for each proposal that an agent has
-  accepted since: it may be committed. With fewer, the leader's worker must take the lease first.
+  accepted since, while its leader may commit it. With fewer, the leader's worker must take the
+  lease first.
 - An agent accepts ascending numbers only: of two views of one number only one has a majority.
 - A first view needs no majority: its rank 0 takes the lease. Of two worlds that meet, the one that
   trains stays; of two views of one world, the higher number. A worker not in it is *out*.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
 from gptddp.distributed.members import SILENT_S
-
-Json = dict[str, Any]  # rows, views, proposals and members
+from gptddp.launch.rows import Json, by_address, ids, is_member, key, number, status
 
 FORGOTTEN_S = 15.0  # of silence, until a world counts as ended: longer than a lease lasts
 CALM_S = 2.0  # without changes, until a first view may be smaller than the job asks for
 STARTING_S = 60.0  # limit of a first view's wait for workers that are not ready yet
 UNFIT = {"stopped": "its process is stopped", "late": "it was admitted and did not join"}
 KEPT = 32  # ends of agents and of workers to keep, besides one for each worker of the job
-
-
-def ids(view: Json | None) -> list[str]:
-    """The ids of the members of a view or proposal, by rank."""
-    return [member["id"] for member in view["members"]] if view else []
-
-
-def number(view: Json | None) -> int:
-    """The number of a view or proposal; 0 for none."""
-    return view["number"] if view else 0
-
-
-def key(proposal: Json) -> tuple[int, str]:
-    """The identity of a proposal."""
-    return proposal["number"], proposal["leader"]
-
-
-def by_address(row: Json) -> list[Any]:
-    """A key that sorts `x-2` before `x-10`."""
-    return [int(p) if n % 2 else p for n, p in enumerate(re.split(r"(\d+)", row["address"]))]
-
-
-def status(row: Json | None) -> str:
-    """The status of an agent's worker; empty if it has no worker."""
-    return row["member"]["status"] if row and row["member"] else ""
-
-
-def is_member(row: Json) -> bool:
-    """Is the agent's worker in the view of its row?"""
-    return row["member"] is not None and row["member"]["id"] in ids(row["view"])
 
 
 class Views:
@@ -332,15 +301,29 @@ class Views:
     def _lacks(self, mine: Json) -> str:
         """The obstacle to a commit: "tie", "minority", or empty."""
         own, worst = ids(mine), ""
-        since = [p for p in self._known.values() if number(p) > number(self.row["view"])]
-        others = [p for p in since if p["leader"] != self._agent]  # the own ones were not committed
-        for base in [self.row["view"], *others] if mine["by"] == "quorum" else []:
+        rivals = [p for p in self._known.values() if self._may_be_committed(p, mine)]
+        for base in [self.row["view"], *rivals] if mine["by"] == "quorum" else []:
             alive = [m["id"] for m in base["members"] if not self._proof(m)]
             stay = sum(member in own for member in alive)
             if 2 * stay < len(alive):
                 return "minority"
             worst = "tie" if alive and 2 * stay == len(alive) else worst
         return worst
+
+    def _may_be_committed(self, one: Json, mine: Json) -> bool:
+        """May this proposal be a view, now or later? All members have accepted `mine`.
+
+        Only its leader commits it, as long as it stands in the leader's row. So it is no view if a
+        leader among the members has replaced it: later ones have higher numbers than `mine`.
+        """
+        if number(one) <= number(self.row["view"]):
+            return False
+        agents = {member["agent"] for member in mine["members"]}
+        if one["leader"] not in agents or number(one) > number(mine):
+            return True
+        row = self.rows[one["leader"]]
+        stands = row["proposal"] is not None and key(row["proposal"]) == key(one)
+        return stands or number(row["view"]) >= number(one)
 
     def _commit(self) -> None:
         mine = self.row["proposal"]
