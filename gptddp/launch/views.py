@@ -314,12 +314,14 @@ class Views:
         """May this proposal be a view, now or later? All members have accepted `mine`.
 
         Only its leader commits it, as long as it stands in the leader's row. So it is no view if a
-        leader among the members has replaced it: later ones have higher numbers than `mine`.
+        leader among the members has replaced it: later ones have higher numbers than `mine`. But if
+        its base is newer than the own view, it stands for that base too.
         """
-        if number(one) <= number(self.row["view"]):
+        last = number(self.row["view"])
+        if number(one) <= last:
             return False
         agents = {member["agent"] for member in mine["members"]}
-        if one["leader"] not in agents or number(one) > number(mine):
+        if one["leader"] not in agents or number(one) > number(mine) or one["base"] > last:
             return True
         row = self.rows[one["leader"]]
         stands = row["proposal"] is not None and key(row["proposal"]) == key(one)
