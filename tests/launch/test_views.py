@@ -137,6 +137,30 @@ def test_the_half_with_the_lease_continues_if_links_fail_one_after_another():
     assert [len(p.views.row["view"]["members"]) for p in sim.pods] == [2, 2, 4, 4]
 
 
+RIVAL = {"number": 2, "leader": "b", "base": 1}  # an earlier proposal, which b has replaced
+
+
+@pytest.mark.parametrize(
+    ("rival", "row", "counts"),
+    [
+        (RIVAL, {}, False),
+        (RIVAL | {"leader": "c"}, {}, True),
+        (RIVAL | {"number": 9}, {}, True),
+        (RIVAL | {"base": 2, "number": 3}, {}, True),
+        (RIVAL, {"proposal": RIVAL}, True),
+        (RIVAL, {"view": {"number": 2}}, True),
+        (RIVAL | {"number": 1}, {"proposal": RIVAL | {"number": 1}}, False),
+    ],
+    ids=["replaced", "no member", "later", "of a newer view", "stands", "a view", "older"],
+)
+def test_a_proposal_counts_until_its_leader_has_replaced_it(rival, row, counts):
+    """Only a member that has accepted a higher one, and knows no newer view, can replace it."""
+    one, members = Views("a", "x:1", 1, 3), [{"agent": agent} for agent in "ab"]
+    one.row["view"] = {"number": 1}
+    one.rows["b"] = {"view": {"number": 1}, "proposal": None} | row
+    assert one._may_be_committed(rival, {"number": 4, "leader": "a", "members": members}) == counts
+
+
 def test_of_a_deaf_pair_the_higher_rank_is_dropped():
     """Two that do not hear each other cannot be in one view, though all others hear both."""
     sim = steady(4)
