@@ -6,10 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.toy import SMALL, training_here
+from support.toy import trained
 from support.trainer_patches import lose_a_peer
 
-from gptddp import train
 from gptddp.checkpoint import known, run_state
 from gptddp.checkpoint.run_state import why_finished
 from gptddp.config import Config
@@ -26,10 +25,8 @@ def soon(monkeypatch):
 def three_lives(corpus, tmp_path_factory) -> Path:
     """A run of six steps, made in three lives."""
     folder = tmp_path_factory.mktemp("known") / "run"
-    with training_here():
-        for steps in ("2", "4", "6"):
-            flags = ["--data", str(corpus), "--run-dir", str(folder), "--steps", steps]
-            assert train.main([*SMALL, *flags]) == 0
+    for steps in ("2", "4", "6"):
+        trained(corpus, folder, "--steps", steps)
     return folder
 
 

@@ -5,10 +5,9 @@ import shutil
 from pathlib import Path
 
 from click.testing import CliRunner
-from support.toy import SMALL, training_here
+from support import toy
 from support.waiting_writer import Writer
 
-from gptddp import train
 from gptddp.checkpoint import store
 from gptddp.checkpoint.load import load_newest
 from gptddp.cli import cli
@@ -21,10 +20,7 @@ FLAGS = [
 
 
 def trained(corpus: Path, folder: Path, *flags: str) -> Path:
-    flags = (*SMALL, *FLAGS, "--data", str(corpus), "--run-dir", str(folder), *flags)
-    with training_here():
-        assert train.main(flags) == 0
-    return folder
+    return toy.trained(corpus, folder, *FLAGS, *flags)
 
 
 def audit(run, *flags):

@@ -5,7 +5,7 @@ import itertools
 import json
 import random
 
-from gptddp.launch.rows import ids
+from gptddp.launch.rows import ids, is_member
 from gptddp.launch.views import Views
 
 TICK_S, ROW_S, EXPIRY_S = 0.1, 0.5, 12.0
@@ -42,7 +42,7 @@ class Pod:
 
     @property
     def is_in(self):
-        return self.member is not None and self.member["id"] in ids(self.views.row["view"])
+        return is_member(self.views.row)
 
     def answer(self, question):
         if self.asked[0] != question["number"]:

@@ -3,6 +3,7 @@
 import contextlib
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +37,12 @@ def training_here() -> Iterator[None]:
         for number in STOPS:
             stack.callback(signal.signal, number, signal.getsignal(number))
         yield
+
+
+def trained(corpus: Path, folder: Path, *flags: str) -> Path:
+    """Train the toy in this process, or continue its run in this folder."""
+    from gptddp import train
+
+    with training_here():
+        assert train.main([*SMALL, "--data", str(corpus), "--run-dir", str(folder), *flags]) == 0
+    return folder

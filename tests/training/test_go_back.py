@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.toy import SMALL, training_here
+from support.toy import trained
 from support.trainer_patches import lose_a_peer
 from support.waiting import until
 from support.waiting_writer import save_in_this_process
@@ -31,10 +31,8 @@ BACK = ("--steps", "12", "--from-step", "4", "--lr", "1e-3")
 def kept(corpus, tmp_path_factory):
     """A run that has kept steps 2, 4, 6 and 8, each the last of a life."""
     folder = tmp_path_factory.mktemp("kept") / "run"
-    flags = [*SMALL, "--data", str(corpus), "--run-dir", str(folder), "--keep", "9"]
-    with training_here():
-        for steps in ("2", "4", "6", "8"):
-            assert train.main([*flags, "--steps", steps]) == 0
+    for steps in ("2", "4", "6", "8"):
+        trained(corpus, folder, "--keep", "9", "--steps", steps)
     return folder
 
 
