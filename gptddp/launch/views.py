@@ -6,9 +6,9 @@ commits the proposal once every member has accepted it, and every member takes t
 
 - Proof of a loss: the agent is dead, or reports that its worker ended, left, is stopped or does not
   join. Silence of SILENT_S is no proof: then the next view needs more than half of the members of
-  the last view that are not proven lost. The same holds for each proposal that an agent has
-  accepted since, while its leader may commit it. With fewer, the leader's worker must take the
-  lease first.
+  the last view that are not proven lost. The same holds for each newer view of this world that
+  another row has, and for each proposal that an agent has accepted since, while its leader may
+  commit it. With fewer, the leader's worker must take the lease first.
 - An agent accepts ascending numbers only: of two views of one number only one has a majority.
 - A first view needs no majority: its rank 0 takes the lease. Of two worlds that meet, the one that
   trains stays; of two views of one world, the higher number. A worker not in it is *out*.
@@ -276,10 +276,11 @@ class Views:
         return gone[-KEPT - self.most :]
 
     def _is_refused(self, mine: Json) -> bool:
-        """Has a member accepted another proposal with the same or a higher number?"""
+        """Does a view, or another proposal that a member has accepted, have this number or more?"""
         rows = [self.rows.get(member["agent"], {"accepted": []}) for member in mine["members"]]
         others = [row["accepted"] for row in rows if key(mine) not in map(key, row["accepted"])]
-        return any(number(one) >= number(mine) for accepted in others for one in accepted)
+        rivals = [row["view"] for row in self.rows.values()] + sum(others, [])
+        return any(number(one) >= number(mine) for one in rivals)
 
     def _accept(self) -> None:
         """Accept the highest proposal above all earlier ones that fits the worker's view."""
@@ -299,10 +300,17 @@ class Views:
                 return
 
     def _lacks(self, mine: Json) -> str:
-        """The obstacle to a commit: "tie", "minority", or empty."""
-        own, worst = ids(mine), ""
+        """The obstacle to a commit: "tie", "minority", or empty.
+
+        Members of this world may have formed a newer view without this worker: it counts too.
+        """
+        if mine["by"] != "quorum":
+            return ""
+        last, own, worst = self.row["view"], ids(mine), ""
+        views = [row["view"] for row in self.rows.values() if number(row["view"]) > number(last)]
+        newer = [view for view in views if view["root"] == last["root"]]
         rivals = [p for p in self._known.values() if self._may_be_committed(p, mine)]
-        for base in [self.row["view"], *rivals] if mine["by"] == "quorum" else []:
+        for base in [last, *newer, *rivals]:
             alive = [m["id"] for m in base["members"] if not self._proof(m)]
             stay = sum(member in own for member in alive)
             if 2 * stay < len(alive):

@@ -137,6 +137,29 @@ def test_the_half_with_the_lease_continues_if_links_fail_one_after_another():
     assert [len(p.views.row["view"]["members"]) for p in sim.pods] == [2, 2, 4, 4]
 
 
+def test_a_view_that_others_have_formed_counts_in_a_majority():
+    """Of three that formed a view without the other two, the last one continues alone.
+
+    The two find the launchers of the others again, and know of two ends: they are most of those
+    that live of their own view, but none of the three is theirs.
+    """
+    sim, (three, two) = steady(5), (("w-0", "w-1", "w-2"), ("w-3", "w-4"))
+    start = sim.now
+    for one, other in itertools.product(three, two):
+        sim.cut[one, other] = sim.cut[other, one] = start + 5.5
+    sim.run(start + 5)
+    for pod in sim.pods[:2]:
+        sim.kill_worker(pod)
+    sim.run(start + 5.3)
+    for name in {*three, *two} - {"w-2"}:
+        sim.cut["w-2", name] = sim.cut[name, "w-2"] = start + 30
+    assert [len(p.views.row["view"]["members"]) for p in sim.pods] == [3, 3, 1, 5, 5]
+    sim.run(start + 29)  # it fails if two worlds compute
+    assert members(sim) == [tuple(f"w-{n}" for n in range(5)), ("w-2",)]
+    sim.run(start + 45)
+    assert sim.is_whole(), sim.log
+
+
 RIVAL = {"number": 2, "leader": "b", "base": 1}  # an earlier proposal, which b has replaced
 
 
@@ -159,6 +182,16 @@ def test_a_proposal_counts_until_its_leader_has_replaced_it(rival, row, counts):
     one.row["view"] = {"number": 1}
     one.rows["b"] = {"view": {"number": 1}, "proposal": None} | row
     assert one._may_be_committed(rival, {"number": 4, "leader": "a", "members": members}) == counts
+
+
+@pytest.mark.parametrize(("known", "refused"), [(3, False), (4, True)])
+def test_a_view_of_others_takes_its_number(known, refused):
+    """A proposal gets another number if others have formed a view with this one, or a higher."""
+    one = Views("a", "x:1", 1, 3)
+    mine = {"number": 4, "leader": "a", "members": [{"agent": "a"}]}
+    one.row["accepted"] = [mine]
+    one.rows["b"] = {"view": {"number": known}}
+    assert one._is_refused(mine) == refused
 
 
 def test_of_a_deaf_pair_the_higher_rank_is_dropped():
