@@ -105,7 +105,7 @@ def recoveries(run: Path, killed: float) -> str:
         return "none: the time budget ended before the next step"
     redone = sum(event["redo"] for event in after if event["event"] == "start")
     pauses = ", then ".join(f"{it['pause_s']:.2f} s (to {it['world_size']} ranks)" for it in moves)
-    return f"{pauses} without a step; {redone} steps done again"
+    return f"{pauses} without a step; {redone} finished steps done again"
 
 
 def report(run: Path, data: Path, killed: float | None) -> bool:

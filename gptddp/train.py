@@ -53,7 +53,7 @@ def train(life: Life) -> None:
         life.restore(net, state, sums)  # all ranks
 
         # -- the worlds: each lasts until a rank is lost or joins, the last until the end --------
-        while not life.worlds.is_over:
+        while not life.worlds.life_is_over:
             with life.worlds.around():  # all ranks; a lost peer ends this block, not the process
                 steps(life, ddp, optimizer, sums)
 

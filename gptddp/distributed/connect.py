@@ -219,7 +219,7 @@ class World:
         """All ranks: wait until every rank has left its last collective.
 
         gloo may never wake a rank whose peer closes its connections during a send. So each rank
-        posts its end, in a static world with rank 0, which leaves last.
+        posts its end. In a static world rank 0 hosts the posts, so it leaves last.
         """
         self.all_reduce(torch.zeros(1))
         end = time.monotonic() + PART_S

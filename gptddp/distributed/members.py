@@ -24,8 +24,8 @@ SILENT_S = 4.0  # of the listener's own running time, until a silent launcher co
 ATTACH_S = 30.0  # for the launcher's first message
 # reasons of an orderly leave, after a collective by which the others know it
 TOLD, AT_END = IN_ORDER = "told to stop", "the run has come to its end"
-# Delay of a cut of gloo's connections, after a member has left so or has arrived at the next view.
-# It may have completed the last collective of this view, and in this time the others do so too.
+# Wait before gloo's connections are cut, after a member has left in order or arrived at the next
+# view: it may have completed the last collective, and the others then complete it in this time.
 ARRIVED_S = 1.0
 AT = "at"  # key of a post (see `post`): [number of the view at which its member is, ...]
 
@@ -184,7 +184,7 @@ class Members:
         return late and self._posts.get(member, {}).get(AT, [0])[0] > number
 
     def _is_missed(self, member: str) -> bool:
-        """Is this member missed? One that has left in order is, ARRIVED_S later."""
+        """Does its absence break collectives? At once; if it left in order, after ARRIVED_S."""
         return time.monotonic() >= self._left.get(member, -math.inf) + ARRIVED_S
 
     def has_news(self, view: View) -> bool:
@@ -267,7 +267,7 @@ class Members:
             threading.Thread(target=self._look_again, name="arrived", daemon=True).start()
 
     def _look_again(self) -> None:
-        """In a thread: call `on_news` after ARRIVED_S, when no message of the launcher comes."""
+        """In a thread: call `on_news` after ARRIVED_S, even if the launcher sends no message."""
         rest_s = ARRIVED_S
         while rest_s > 0:
             time.sleep(rest_s)

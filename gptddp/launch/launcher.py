@@ -285,7 +285,7 @@ class Launcher:
     def _was_killed(self, code: int | None) -> bool:
         """Has the worker ended for a reason that the next worker will not have?"""
         now = time.monotonic()
-        if self.mesh.is_bereaved:  # before its first step a worker ends with a lost peer
+        if self.mesh.is_bereaved:  # a worker that loses a peer before its first step ends too
             return now > self.in_view_s
         return now - self.going_s > (0 if code in KILLS else LIVED_S)
 

@@ -78,7 +78,8 @@ class Views:
         self.rows[agent] = row
         self._note(row)
         self._silent_s[agent] = 0.0
-        # not others: agents forget deaths in different orders, and would repeat them for ever
+        # no deaths of other agents: agents forget them in different orders, and would repeat them
+        # for ever
         views = [self.row["view"], *self._known.values()]
         needed = {member["agent"] for view in filter(None, views) for member in view["members"]}
         for dead in row["dead"].keys() & (self.rows.keys() | needed):
@@ -323,7 +324,7 @@ class Views:
 
         Only its leader commits it, as long as it stands in the leader's row. So it is no view if a
         leader among the members has replaced it: later ones have higher numbers than `mine`. But if
-        its base is newer than the own view, it stands for that base too.
+        its base is newer than the own view, it counts: it may be the only trace of that base.
         """
         last = number(self.row["view"])
         if number(one) <= last:

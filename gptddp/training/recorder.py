@@ -133,7 +133,7 @@ class Recorder:
                 recorded.add(event)
         self._end_of_last(recorded)
         with suppress(OSError):  # then no checkpoint is committed either
-            self.lease.check()  # this process may have stood while another took this generation
+            self.lease.check()  # it may have been suspended while another began this generation
         changes.record(recorded, self.config, origin.step, self.events)
         self._start(progress, machines)
         self.saves.begin(tensors, recorded)

@@ -144,7 +144,7 @@ class Replay(Life):
 
     def end(self) -> None:
         """End the loop; nothing is saved."""
-        self.worlds.is_over = True
+        self.worlds.life_is_over = True
 
     def restore(self, net: GPT, tensors: Mapping[str, Tensor], sums: Sums) -> None:
         """Load the first state of the span into these tensors, and free it."""

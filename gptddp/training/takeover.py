@@ -46,8 +46,8 @@ class Takeover(threading.Thread):
         follows: bool,
     ) -> None:
         """`end`: of the previous rank 0, which may have been lost before the others knew its
-        records. `lease`: where this process had to take it before; `follows`: the lease is free,
-        because a majority knows that its holder is not in the world.
+        records. `lease`: the lease, if this process has already taken it as the proof for a view;
+        `follows`: the lease is free, because a majority knows that its holder is not in the world.
         """
         super().__init__(name="takeover", daemon=True)
         self.events = [event]  # since then: of worlds and quarantines
@@ -69,7 +69,7 @@ class Takeover(threading.Thread):
         return self._made
 
     def give_up(self) -> None:
-        """Release the lease: without a majority another rank may have the records."""
+        """Stop renewing the lease: without a majority another rank may have the records."""
         self._is_over = True
         if self.lease:
             self.lease.close()
@@ -151,7 +151,7 @@ class Proof:
     """The run's lease as the proof that no other world runs, where no majority decides.
 
     In a tie the holder keeps the lease; all others wait until it has not been renewed for long.
-    A minority that holds it releases it, and takes it again only if no other process does.
+    A minority stops renewing it, and takes it again only if no other process has taken it.
     """
 
     def __init__(

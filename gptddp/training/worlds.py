@@ -1,6 +1,6 @@
 """The worlds of a life: its ranks move from one world to the next, and no process ends.
 
-A world is over when a rank is lost, or when all ranks learn at the same step (`Life.agree`) that
+A world ends when a rank is lost, or when all ranks learn at the same step (`Life.agree`) that
 their launchers agree on another view: a pod joins or leaves. Then each rank takes the newest view,
 and all compare their states. The state of the highest step wins. A rank with another step, or a new
 rank without a state, gets it from a rank that has it. The interrupted step is done again, with the
@@ -48,8 +48,8 @@ class Worlds:
     """All ranks: the present world of a life, and the move into the next."""
 
     def __init__(self, life: LifeParts, sums: Sums) -> None:
-        self.is_over = False  # the life has come to its end
-        self.ends = False  # agreed: the world ends, after the finished step
+        self.life_is_over = False
+        self.ends = False  # the present world ends: agreed after a step, or a peer is lost
         self.save_soon = False  # a rank left because it was asked to stop
         self.takeover: Takeover | None = None  # on a new rank 0, until it has the records
         self._life, self._world, self._sums = life, life.world, sums
@@ -276,7 +276,7 @@ class Worlds:
             self.meet()  # all ranks
 
     def meet(self) -> None:
-        """All ranks, between two steps: agree whether the life stops, or the world is over."""
+        """All ranks, between two steps: agree whether the life stops, or the world ends."""
         asked, late = self.stops()
         flags = torch.tensor([asked, late, self.has_news()], dtype=torch.int64)
         asks, lates, news = self._world.all_reduce(flags).tolist()  # all ranks
@@ -313,7 +313,7 @@ class Worlds:
     @contextmanager
     def last_words(self) -> Iterator[None]:
         """All ranks, after the last save: ignore a lost rank, because it has seen the end too."""
-        self.is_over = True
+        self.life_is_over = True
         try:
             yield
         except Exception as error:

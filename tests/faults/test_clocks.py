@@ -136,7 +136,7 @@ def test_a_pod_that_is_killed_is_replaced(job, clocks, measured, which):
     job.kill(which)
     job.until(lambda: any(it["world_size"] == 3 for it in job.lines(last + 1)))
     fault = Fault(time.monotonic() - began - job.pause_s)
-    measured(what[which], fault, "retry")
+    measured(what[which], fault, "retry; seconds include a step")
     job.steady()
     assert all(job.worker(i) == pid for i, pid in pids.items() if i != which)
     calmly(job, SOON_S)

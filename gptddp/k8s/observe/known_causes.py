@@ -98,12 +98,14 @@ KNOWN = {
         "the job is being deleted: its pods stop, or a finalizer holds it",
         "kubectl get pytorchjob $job -o 'jsonpath={.metadata.finalizers}'"),
     "held": Known(
-        "`suspend` or Kueue took the job out of its queue until you resume it",
+        "`gptddp-k8s suspend` or Kueue took the job out of its queue until you resume it",
         _RESUME, mends=True),
     "no-kueue": Known(
         "the job waits for its queue, but the cluster has no Kueue", _RESUME, mends=True),
     "queued": Known(
         "the job waits in its queue; `why` quotes Kueue",
         "kubectl describe workloads -l kueue.x-k8s.io/job-uid=$uid"),
-    "suspended": Known("`runPolicy.suspend` is true", _RESUME, mends=True),
+    "suspended": Known(
+        "the job has no queue, and `runPolicy.suspend` is true; or a local job was stopped",
+        _RESUME, mends=True),
 }  # fmt: skip
