@@ -53,7 +53,7 @@ class AuditError(GptddpError):
 
 
 class CrashLoopError(GptddpError):
-    """The same step has failed in three lives with an error of the trainer."""
+    """The same step has failed three times with an error of the trainer."""
 
     exit_code = 5
 

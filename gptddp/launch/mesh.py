@@ -217,7 +217,7 @@ class Mesh:
             self._links.dial(address)
 
     def _died(self, agent: str) -> None:
-        self.views.died(agent, "its pod has ended, or its launcher")
+        self.views.died(agent, "its pod or its launcher has ended")
         self._soon()
 
     def _post(self, agent: str, member: str, values: Json) -> None:

@@ -1,4 +1,4 @@
-"""Count errors of the trainer: a step that fails in three lives is not tried a fourth time.
+"""Count errors of the trainer: a step that fails three times is not tried a fourth time.
 
 A rank that fails with an error of the trainer (not a lost peer, a signal or a user's mistake)
 writes `faults/<step>.<generation>.<rank>.json` in the run directory or, before the first life, in
@@ -21,8 +21,8 @@ from gptddp.files import read_json, write_json_atomic
 from gptddp.run.directory import FAULTS, log_generations
 from gptddp.run.history import last_step
 
-LIVES = 3
-# If the peers finished the step in which a rank failed, the next life fails one step later.
+TIMES = 3  # each in another generation
+# If the peers finished the step in which a rank failed, the next one fails one step later.
 SPAN = 2
 _NAME = re.compile(r"(\d+)\.(\d+)\.\d+\.json", re.ASCII)
 
@@ -30,7 +30,7 @@ _NAME = re.compile(r"(\d+)\.(\d+)\.\d+\.json", re.ASCII)
 def final(
     error: BaseException, folder: Path, *, step: int, generation: int, rank: int, pod: str
 ) -> CrashLoopError | None:
-    """Record that `error` ended this life in `step`; in the third life, return the final error.
+    """Record that `error` ended this process in `step`; the third time, return the final error.
 
     A fault no longer counts once a later generation has logged steps beyond it. None also for an
     OSError, which is not an error of the trainer, and if the record cannot be written.
@@ -48,26 +48,26 @@ def final(
     except OSError:
         return None
     near = {(int(m[1]), int(m[2])) for m in found if step - SPAN <= int(m[1]) <= step}
-    if len({life for _, life in near}) < LIVES:
+    if len({writer for _, writer in near}) < TIMES:
         return None
     oldest = min(writer for _, writer in near)
     for life in log_generations(folder):
         if life > oldest:
             end = last_step(folder, life)
             near = {(at, writer) for at, writer in near if life <= writer or end <= at + SPAN}
-    lives = len({life for _, life in near})
-    if lives < LIVES:
+    times = len({writer for _, writer in near})
+    if times < TIMES:
         return None
     print(f"[rank {rank}] {stack}", file=sys.stderr, end="")
     what = f"step {step}" if step else "the start, before the first step,"
     return CrashLoopError(
-        f"{what} failed in {lives} lives with an error of the trainer, the last time on "
+        f"{what} failed {times} times with an error of the trainer, the last time on "
         + (first(folder, generation) or _describe(mine))
     )
 
 
 def early(error: Exception) -> CrashLoopError | None:
-    """Count an error of the trainer before its life begins; in the third, return the final error.
+    """Count an error of the trainer before its life begins; the third time, return the final error.
 
     Errors are counted in the pod, as the run directory may not exist yet. None under plain
     torchrun, which does not count.
@@ -85,7 +85,7 @@ def early(error: Exception) -> CrashLoopError | None:
 
 
 def first(folder: Path, generation: int) -> str | None:
-    """The first error of the trainer that ended a life; None if there was none."""
+    """The first error of the trainer in this generation; None if there was none."""
     records: list[dict[str, Any]] = []
     for path in (folder / FAULTS).glob(f"*.{generation}.*.json"):
         with contextlib.suppress(OSError, ValueError):

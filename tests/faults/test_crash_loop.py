@@ -65,7 +65,7 @@ def test_a_repeated_error_ends_the_job(corpus, tmp_path, place):
     assert exit_code == 100
     what = "its process died of SIGSEGV" if place == "segfault" else "the test's own error"
     assert re.search(r"gptddp-worker-\d exited with 5", err) and "closed by peer" not in err
-    assert "failed in 3 lives with an error of the trainer" in err and what in err
+    assert "failed 3 times with an error of the trainer" in err and what in err
     status = json.loads((folder / "jobs/gptddp/status.json").read_text())
     assert status["conditions"][-1]["type"] == "Failed"
     assert 5 in [pod["exitCode"] for pod in status["pods"].values()]

@@ -226,7 +226,7 @@ def test_a_trainer_that_cannot_be_imported_ends_the_job_in_its_third_life(
     assert worker_script.main() == 5
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["code"] == 5 and verdict["rank"] == 0
-    assert "failed in 3 lives" in verdict["message"] and "gptddp.train" in verdict["message"]
+    assert "failed 3 times" in verdict["message"] and "gptddp.train" in verdict["message"]
     assert "Traceback" in capsys.readouterr().err
 
 

@@ -31,7 +31,7 @@ def test_the_third_life_that_fails_at_a_step_is_the_last(tmp_path, capsys):
     verdict = fail(tmp_path, 7, 4, rank=2, text="the second")
     assert verdict.exit_code == 5
     assert str(verdict) == (
-        "step 7 failed in 3 lives with an error of the trainer, the last time on rank 3 "
+        "step 7 failed 3 times with an error of the trainer, the last time on rank 3 "
         "(pod-3): ValueError: the first"
     )
     assert "[rank 2] Traceback" in capsys.readouterr().err
@@ -72,7 +72,7 @@ def test_errors_before_the_first_life_are_forgotten_when_it_begins(tmp_path):
     assert fail(tmp_path, 0, 0) is None and fail(tmp_path, 0, 1) is None
     crash_loop.forget(tmp_path)
     assert fail(tmp_path, 0, 2) is None and fail(tmp_path, 0, 3) is None
-    assert str(fail(tmp_path, 0, 4)).startswith("the start, before the first step, failed in 3")
+    assert str(fail(tmp_path, 0, 4)).startswith("the start, before the first step, failed 3")
 
 
 def test_a_damaged_record_does_not_hide_the_error(tmp_path):

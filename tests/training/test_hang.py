@@ -123,7 +123,7 @@ def test_the_third_hang_at_a_step_ends_the_run(life):
     assert [life(FORWARD, times=3, first_s=1.0)[0] for _ in range(2)] == [1, 1]
     code, said = life(FORWARD, times=3, first_s=1.0)
     assert code == 5
-    assert "step 7 failed in 3 lives" in said and "it hangs in forward_backward" in said
+    assert "step 7 failed 3 times" in said and "it hangs in forward_backward" in said
 
 
 def test_slow_documents_and_slow_micro_batches_are_no_hang(life):
