@@ -149,8 +149,8 @@ class Config:
     max_time: float = _f(
         0.0,
         KEPT,
-        "end the run after this much time in steps, if steps do not end it earlier; waits for data "
-        "count; starts, evaluations and checkpoints do not; 0: no limit",
+        "end the run after this much time in steps, if steps do not end it earlier; waiting for "
+        "data is counted; starts, evaluations and checkpoints are not; 0: no limit",
         least=0,
     )
     # the bounds keep lr times weight_decay within fp32

@@ -98,14 +98,14 @@ def kill_after(
 
 
 def recoveries(run: Path, killed: float) -> str:
-    """The cost of the kill, from the ledger: pauses between steps, and steps done again."""
+    """The cost of the kill, from the ledger: pauses to re-form, and finished steps done again."""
     after = [event for event in read_ledger(run) if event["time"] > killed]
     moves = [event for event in after if event["event"] == "world"]
     if not moves:
         return "none: the time budget ended before the next step"
     redone = sum(event["redo"] for event in after if event["event"] == "start")
     pauses = ", then ".join(f"{it['pause_s']:.2f} s (to {it['world_size']} ranks)" for it in moves)
-    return f"{pauses} without a step; {redone} finished steps done again"
+    return f"{pauses}; {redone} finished steps done again"
 
 
 def report(run: Path, data: Path, killed: float | None) -> bool:

@@ -104,10 +104,11 @@ class Group:
     def wait(self, work: Any) -> None:
         """Wait until a collective of the main thread is over. Raises its error, or Broken.
 
-        gloo forgets half sent and half received data when its connection closes: a cut between 1 MB
-        sums does this in one process of 8 to 16. A thread of gloo then sleeps until the time limit,
-        and fails. It writes no more into the tensors, because it sleeps and no connection remains
-        to wake it. So this thread gives the collective up, and continues.
+        gloo forgets half sent and half received data when its connection closes: a cut during sums
+        of 1 MB one after another does this in one of 8 to 16 processes. A thread of gloo then
+        sleeps until the time limit, and fails. It writes no more into the tensors, because it
+        sleeps and no connection remains to wake it. So this thread gives the collective up, and
+        continues.
         """
         stand = ""
         while self._device.type == "cpu" and not work.is_completed():
@@ -201,7 +202,7 @@ class Group:
             pulse.beat()
         self.check()
 
-    def _broken(self) -> Broken:  # `_why` is empty if the launcher has just withdrawn its request
+    def _broken(self) -> Broken:  # no `_why`: a view has just replaced the request for a lease
         return Broken(self._why() or "the world has changed")
 
     def _why(self) -> str:

@@ -80,7 +80,7 @@ def step() -> int:
 
 
 def path_of(folder: Path, local_rank: int) -> Path:
-    """The file of a worker's pulse, in the folder of its pod's verdict."""
+    """The file of a worker's pulse, beside the file for its final error (`environment.verdict`)."""
     return folder / f"pulse.{local_rank}"
 
 

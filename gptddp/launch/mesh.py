@@ -1,9 +1,9 @@
 """The mesh: each launcher is connected with all others, and agrees with them on the world.
 
 It runs in a thread of the launcher: no call of the worker can block it, and it dies with its pod.
-`views.py` decides, and `links.py` sends its row to all others: at each change, and every BEAT_S as
-a sign of life. The mesh informs the worker over a Unix socket, by lines of JSON; the end of that
-connection is the worker's end.
+`views.py` decides. `links.py` sends the *row* of this launcher (*agent*), all that it knows, to all
+others: at each change, and every BEAT_S as a sign of life. The mesh informs the worker over a Unix
+socket, by lines of JSON; the end of that connection is the worker's end.
 """
 
 import asyncio

@@ -29,7 +29,7 @@ from gptddp.distributed.connect import World
 
 _WHOLE = 53  # float64 has all whole numbers below 2**53
 _ROOM = 6  # a gradient may become 2**6 times as large in a step
-_LEAST = 32  # bits of a tensor's largest gradient: one of 1/256 of it still has a float32's 24
+_LEAST = 32  # bits of a tensor's largest gradient; one 256 times smaller has 24, as float32
 _RANGE = 100  # largest exponent: a gradient on a grid stays a float32
 _CHUNK = 1 << 17  # numbers to process at a time: they stay in the cache
 

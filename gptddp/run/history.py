@@ -167,7 +167,7 @@ def logged(
     logs: dict[int, int] = {}
     ledger = summary.read(run_dir)
     for generation in reversed(log_generations(run_dir)):
-        tell(f"reading the log, life {generation}")
+        tell(f"reading the log of generation {generation}")
         for step, line in lines_of(log_path(run_dir, generation), first, having).items():
             if step in lines or (last is not None and step > last):
                 continue
@@ -231,7 +231,7 @@ def read_ledger(run_dir: str | Path) -> list[dict[str, Any]]:
 
 
 def newest_lost_life(run_dir: str | Path, ledger: Summary) -> int:
-    """The newest life that logged steps, if the ledger lacks its start, else 0. Raises OSError.
+    """The highest generation with a log, if the ledger lacks its start, else 0. Raises OSError.
 
     Steps are logged only after the start, so the end of such a ledger, or all of it, is lost.
     """
@@ -240,7 +240,7 @@ def newest_lost_life(run_dir: str | Path, ledger: Summary) -> int:
 
 
 def newest_life(run_dir: str | Path, ledger: Summary | None = None) -> int:
-    """The newest life in ledger and logs; 0 for a new run. Raises OSError.
+    """The highest generation in ledger and logs; 0 for a new run. Raises OSError.
 
     `ledger`: its summary, if already read.
     """

@@ -203,9 +203,9 @@ class Claim:
         if now >= self._next_log:
             self._next_log = now + _LOG_S
             text = (
-                "run %s: waiting as long as %s renews %s: none of these pods was in its present "
-                "life, so it is in another cluster or cut off from them. To train here, stop that "
-                "one; to end the wait, delete this job"
+                "run %s: waiting as long as %s renews %s: that job has none of this job's pods, so "
+                "it is in another cluster or cut off from here. To train here, stop that job; to "
+                "end the wait, delete this one"
             )
             log.warning(text, run, who, LEASE)
 

@@ -227,7 +227,7 @@ def test_a_dead_node_does_not_stop_the_job(job, recover):
     node = node_without(job, job.rank_0())
     try:
         options = {"world_size": 2, "timeout_s": LONG_S}
-        what = "node dead, half of the ranks"
+        what = "a node's processes killed, half of the ranks"
         recover(what, lambda: docker("kill", node), DEAD_S, **options)
     finally:
         docker("start", node)

@@ -211,8 +211,9 @@ def test_a_new_pod_waits_for_a_name_that_does_not_resolve(job, hosts, measured):
     job.wait(seconds)
     with job.fault() as fault:
         hosts.write_text(HOSTS)
-    happens = "waits; seconds until it trains"
-    measured(f"the rendezvous name unresolved for {seconds} s", fault, happens)
+    happens = "the pod waits; seconds from the repair until it trains"
+    what = f"a pod killed, the rendezvous name unresolved for {seconds} s"
+    measured(what, fault, happens)
     assert (fault.redone, fault.lives) == (0, 0)
 
 

@@ -148,7 +148,7 @@ def test_each_log_that_a_start_reads_is_reported(run, start, tmp_path, monkeypat
     told, open_run = [], begin.open_run
     monkeypatch.setattr(begin, "open_run", lambda *args: open_run(*args[:-1], told.append))
     assert start().step == 4
-    assert told[-2:] == ["reading the log, life 2", "reading the log, life 1"]
+    assert told[-2:] == [f"reading the log of generation {n}" for n in (2, 1)]
     assert len({it.partition(",")[0] for it in told}) > 4  # the ranks need not wait for the rest
 
 

@@ -104,7 +104,7 @@ def _pytorchjob(spec: JobSpec) -> Object:
             "elasticPolicy": {
                 "minReplicas": spec.min,
                 "maxReplicas": spec.max,
-                "rdzvBackend": "c10d",
+                "rdzvBackend": "c10d",  # the operator needs one; the launcher has its own
             },
             # With the operator's default None the other pods would keep running, with their GPUs.
             "runPolicy": {"cleanPodPolicy": "Running"},
