@@ -80,7 +80,7 @@ class Config:
     n_layer: int = _f(None, FIXED, "transformer blocks", least=1, most=2**12)
     n_head: int = _f(None, FIXED, "attention heads", least=1, most=2**18)
     n_embd: int = _f(None, FIXED, "width, a multiple of n_head", least=1, most=2**18)
-    seq_len: int = _f(None, FIXED, "tokens per row (T)", least=1, most=2**20)
+    seq_len: int = _f(None, FIXED, "input tokens per row (T)", least=1, most=2**20)
     dropout: float = _f(0.0, FIXED, "dropout probability")
     init_sha256: str = _f(
         "",

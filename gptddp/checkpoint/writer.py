@@ -60,7 +60,7 @@ class Writer:
     committed step, and checks the lease. `left`: gives the saver the means to do both if this
     process dies: the `lease`, and the `lines` of the log and `events` of the ledger that are not
     durable; None: the saver then commits nothing. `keep`: see `retention.prune`; 0: nothing is
-    deleted on a full disk.
+    deleted, not even on a full disk.
     """
 
     def __init__(

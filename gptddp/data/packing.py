@@ -101,8 +101,8 @@ def _emptiest(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Select best-fit rows to keep (bool); return them and the documents of the others, to be cut.
 
-    It takes apart only as many rows as needed to save the surplus ones. All rows with pieces of a
-    document to be cut are taken apart too.
+    It takes apart only as many rows as needed to get rid of the surplus ones. All rows with pieces
+    of a document to be cut are taken apart too.
     """
     empty, seq_len = np.count_nonzero(~valid, axis=1), valid.shape[1]
     total = int(empty.sum())

@@ -166,8 +166,8 @@ def use(c: Config, device: torch.device) -> None:
     """Set the run's threads and its library for products of matrices, which decide the bits.
 
     Raises ConfigError if fp32 would not stay fp32: oneDNN may round to bf16 with AMX. In a run
-    of bf16 it may: little is in fp32 there, and on the same machine. Raises it also if the
-    environment has fewer threads than the run.
+    of bf16 it may: little is in fp32 there, and only one kind of processor must give the same bits.
+    Raises it also if the environment has fewer threads than the run.
     """
     torch.set_num_threads(c.threads)
     if c.reduce == "exact" and (variable := _takes_threads(c.threads, os.environ)):

@@ -85,7 +85,7 @@ class Cluster:
                 look = f"`kubectl logs job/{name}{self.kubectl}` shows its log"
                 return NotFoundError(f"{name} is a short Job, not a training job: {look}")
         near = self.near(JOB, name)
-        there = f"there are {', '.join(near)}" if near else "-n names another, as `list -A` shows"
+        there = f"there are {', '.join(near)}" if near else "`list -A` shows the jobs of all"
         return NotFoundError(f"no PyTorchJob {name} in the namespace {self.namespace}: {there}")
 
     def near(self, kind: str, meant: str) -> list[str]:
@@ -110,7 +110,7 @@ class Cluster:
         )
 
     def create(self, body: Mapping[str, Any], dry_run: bool = False) -> Object:
-        """Create an object without fields that the server does not know; 409 if it exists."""
+        """Create an object; the server refuses fields that it does not know. 409 if it exists."""
         return self._json("post", self._path(body["kind"]), _writing(dry_run), body)
 
     def patch(self, kind: str, name: str, patch: Mapping[str, Any]) -> Object:

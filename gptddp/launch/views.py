@@ -78,8 +78,8 @@ class Views:
         self.rows[agent] = row
         self._note(row)
         self._silent_s[agent] = 0.0
-        # no deaths of other agents: agents forget them in different orders, and would repeat them
-        # for ever
+        # only deaths that matter here: `_keep` drops old ones in different orders, and agents would
+        # send all others to each other for ever
         views = [self.row["view"], *self._known.values()]
         needed = {member["agent"] for view in filter(None, views) for member in view["members"]}
         for dead in row["dead"].keys() & (self.rows.keys() | needed):

@@ -87,8 +87,8 @@ def micro_batches(
 def _to(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor in CPU memory to the device, without waiting for a GPU.
 
-    torch's pool does not reuse the pinned memory before the copy is done, so no reference must be
-    kept here.
+    torch's pool does not reuse the pinned memory before the copy is done, so this code
+    need not keep a reference.
     """
     if device.type != "cuda":
         return tensor.to(device)

@@ -28,7 +28,7 @@ from gptddp.prepare.sources import NotText, documents
 from gptddp.prepare.walk import as_utf8, show
 
 # 192 parts, four for each of 48 lanes, are 48 MiB: from this size on lanes are alike, whatever the
-# documents. Each cut costs the context of one training row of about sixty or more.
+# documents. Each cut shortens the context of one training row in sixty or more.
 PART_BYTES = 256 << 10
 PART_IDS = 64 << 10  # ids of about as much text
 

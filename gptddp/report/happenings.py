@@ -15,17 +15,19 @@ Notes = list[tuple[int, str]]  # step, text
 
 
 def restarts(run: RunRecord) -> Notes:
-    """The step from which each life but the first continued, with cause, cost and its split."""
+    """The first steps of lives (but the first) and new ranks 0, with cause, cost and its split."""
     found = []
     for before, life in zip(run.lives, run.lives[1:], strict=False):
         if type(step := life.start.get("step")) is not int:
             continue
-        cost = "training continued" if life.took_over else "training paused"
+        took_over = life.took_over
+        who = "a new rank 0" if took_over else f"life {life.generation}"
+        cost = "training continued" if took_over else "training paused"
         if life.parts:
             cost = f"{duration(life.lost_s)} ({', '.join(parts(life))})"
         why = visible(cause(before, life))
         again = many(life.redone, "step")
-        found.append((step, f"life {life.generation}: {why}; {cost}; {again} done again"))
+        found.append((step, f"{who}: {why}; {cost}; {again} done again"))
     return found
 
 

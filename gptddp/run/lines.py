@@ -190,8 +190,8 @@ def _alone(fd: int) -> Iterator[None]:
     """Hold the file's lock, so that one machine at a time appends.
 
     A network file system has no atomic append: each machine writes where it believes the end to be,
-    and one line could overwrite another. A process that holds the lock for over LOCK_S is stopped
-    or cut off from the run: we write without the lock, as on a file system without locks.
+    and one line could overwrite another. A process that holds the lock for over LOCK_S must be
+    suspended or cut off: we write without the lock, as on a file system without locks.
     """
     end = time.monotonic() + LOCK_S
     while True:

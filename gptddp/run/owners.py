@@ -65,7 +65,7 @@ class Owners:
     stop_time: float | None = None  # of an orderly end
     noticed: float | None = None  # of another end: a survivor noticed it, or the last step ended
     survived: bool = False  # did a rank survive that end?
-    since_s: float | None = None  # from the phases to either end, by the clock of that rank
+    since_s: float | None = None  # from the phases to the end of either kind
     redo_until: int = 0  # the last step that a lost life finished
     last_step: int = 0  # in the event of its end
     moved_step: int = -1  # the step at which its present world began; -1: its first world
@@ -85,7 +85,7 @@ class Owners:
             if kind == "stop":
                 self.stop_time = float(event["time"])
             elif kind == "world" and (event["at"] <= self.began or self.stop_time is not None):
-                return  # a takeover that earlier events have, or after the recorded stop
+                return  # a takeover, counted with its `start`; or after the recorded stop
             elif kind in ("end", "world"):
                 self.noticed, self.last_step = float(event["at"]), int(event.get("step") or 0)
                 self.survived = kind == "world" or bool(event.get("survived", event.get("phases")))

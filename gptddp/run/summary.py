@@ -159,7 +159,7 @@ def _decision(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decided(decisions: Iterable[Mapping[str, Any]], step: int) -> dict[int, list[int]]:
-    """The row groups that lives excluded from `step` finished steps on, by step."""
+    """The row groups that lives excluded after `step` or more finished steps, by that number."""
     found: dict[int, list[int]] = {}
     for decision in decisions:
         if decision["step"] >= step:

@@ -102,7 +102,7 @@ class Replay(Life):
         super().quarantine(batch)
 
     def complete_line(self) -> None:
-        """Do nothing: no line lacks a field, see `record`."""
+        """Do nothing: a recomputed line has each field at once, as the log says which are due."""
 
     @property
     def is_evaluation_due(self) -> bool:

@@ -80,11 +80,11 @@ def test_submitting_a_job_again_changes_nothing(api, k8s):
     del api.writes[:]
     result = submit(k8s)
     assert (result.exit_code, result.stdout) == (0, "pytorchjob.kubeflow.org/demo unchanged\n")
-    assert "with the same spec and is Running" in result.stderr
+    assert "was submitted with these options and is Running" in result.stderr
     worker(job(api))["replicas"] = 2
     worker(job(api))["template"]["spec"]["nodeSelector"] = {"of": "Kueue"}
     result = submit(k8s)
-    assert "changed since" in result.stderr and "Worker.replicas: 2 -> 4" in result.stderr
+    assert "was changed later" in result.stderr and "Worker.replicas: 2 -> 4" in result.stderr
     assert "Kueue" not in result.stderr and api.writes == []
 
 

@@ -147,7 +147,7 @@ def remains(cluster: Cluster, name: str) -> list[_Named]:
     rest: list[_Named] = [
         ("Pod", pod)
         for pod in cluster.find("Pod", ours(name))
-        if pod["metadata"]["labels"].get(_SHORT_JOB) not in jobs  # still in use
+        if pod["metadata"]["labels"].get(_SHORT_JOB) not in jobs  # of a Job that still exists
     ]
     rest += [("Service", it) for it in cluster.find("Service", f"{companions.JOB_NAME}={name}")]
     return rest + [(kind, it) for kind, it in beside if _is_owned(it)]

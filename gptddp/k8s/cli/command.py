@@ -144,7 +144,7 @@ def _forget(stream: Any) -> None:
 
 
 def _open_what_is_closed() -> None:
-    """Make use of a closed stdin, stdout or stderr an error; no file may get its descriptor."""
+    """Replace a closed stdin, stdout or stderr: its use is an error, its descriptor is taken."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             other_way = os.O_WRONLY if mode == "r" else os.O_RDONLY

@@ -80,8 +80,8 @@ def _say_state(cluster: Cluster, objects: Sequence[Object], job: Object) -> None
     """Print the state of a job that exists already, and how to continue it."""
     name, state, at = job["metadata"]["name"], why.state(job), cluster.flags
     changed = act.differences(cluster, job, objects)
-    spec = "these options, changed since (live -> yours)," if changed else "the same spec"
-    note(f"the job exists with {spec} and is {state}")
+    later = ", was changed later on the cluster (live -> yours)," if changed else ""
+    note(f"the job exists: it was submitted with these options{later} and is {state}")
     for line in act.lines(changed):
         note(line)
     if state == why.SUCCEEDED:

@@ -44,8 +44,8 @@ def flag_of(field: "dataclasses.Field[Any]") -> dict[str, Any]:
 def pod_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add flags and `-f job.toml` for what a cluster may require of any pod.
 
-    The command is called with a `job`, a JobSpec of which the pods' options, the image and the
-    claims count. The file's namespace is the default of -n.
+    The command gets a JobSpec as `job`, and uses only its options of pods, image and claims.
+    The file's namespace is the default of -n.
     """
 
     @functools.wraps(command)

@@ -110,7 +110,7 @@ class Runner:
         sessions = [pod.process.pid for pod in self.pods if pod.process]
         if sessions != self.sessions:
             self.sessions = sessions
-            # An error means that the reaper was killed: a sweep still finds the pods by their tags.
+            # An error: the reaper was killed. `reaper.sweep` still finds the pods, by tags.
             with contextlib.suppress(OSError):
                 print(*sessions, file=reaper, flush=True)
 

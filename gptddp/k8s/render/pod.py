@@ -35,7 +35,7 @@ class PodOptions:
     )
     toleration: Texts = option(
         (),
-        "taint that the pods tolerate; repeatable; taints of their devices always are",
+        "taint that the pods tolerate, besides those of their devices; repeatable",
         Kind.LIST,
         "KEY[=VALUE][:EFFECT]",
     )
@@ -67,7 +67,7 @@ class PodOptions:
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(PodOptions)}
-# Fields for a PyTorchJob or its companions only, not for any pod.
+# Fields for a PyTorchJob or its companions; the pods of short Jobs do not take them.
 _OF_JOBS = ("resource", "without")
 OF_ANY_POD = {name: field for name, field in FIELDS.items() if name not in _OF_JOBS}
 _OF_PROCESSES = ("env_from_secret", "patch")  # fields with an effect on processes, with --local
