@@ -93,7 +93,7 @@ def unsealed(path: Path) -> dict[str, Any]:
     if rest != xxh3_128_hexdigest(body).encode() + b'"}\n':
         raise Unusable(path, f"{MANIFEST} does not match its own hash")
     try:
-        manifest: dict[str, Any] = parse_json(body + b"}")  # nothing else ends so
+        manifest: dict[str, Any] = parse_json(body + b"}")  # an object: no other value ends with }
     except ValueError as error:
         raise Unusable(path, f"{MANIFEST} is not JSON ({error})") from None
     known = type(manifest.get("format")) is int and manifest["format"] > 0

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from gptddp.errors import LifeLost, LostPeer, visible
 
-SILENT_S = 4.0  # of the listener's own running time, until a silent launcher counts as lost
+# Silence of a launcher until the others continue without it; it counts only while they run.
+SILENT_S = 4.0
 ATTACH_S = 30.0  # for the launcher's first message
 # reasons of an orderly leave, after a collective by which the others know it
 TOLD, AT_END = IN_ORDER = "told to stop", "the run has come to its end"

@@ -1,6 +1,6 @@
 """Links between launchers: signed frames over TCP, each connection in one direction.
 
-    accepting   16 random bytes (a nonce), and the 8 bytes of its agent's id
+    accepting   16 random bytes (a nonce), and 8 bytes: the id of this launcher (*agent*)
     dialing     a frame: its nonce, and the address at which it sees the accepting side
     accepting   a frame: is that address its own? Then the connection is straight
     dialing     frames, as long as it lives

@@ -63,7 +63,7 @@ class Life(LifeParts):
         stop: StopFlag,
         clock: PhaseClock,
     ) -> None:
-        """`state`: None on a rank that gets it from others. `lease`: on rank 0 only, and not in an
+        """`state`: None on a joiner; only rank 0 has its tensors. `lease`: rank 0 only, not in an
         audit.
         """
         super().__init__(origin, state.meta if state else {}, lease, dataset, world, stop, clock)

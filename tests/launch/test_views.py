@@ -59,8 +59,9 @@ def random_chaos(sim):
 
 @pytest.mark.parametrize("seed", range(16))
 def test_no_schedule_splits_the_world_and_a_whole_network_heals_it(seed):
-    """A number has one view, and a start has one computing world, in any schedule of kills, cuts,
-    delays and joins; once the network is whole, all are in one view within 30 s."""
+    """Of the views that come from one first view, or one by the lease, no two have one number, and
+    only one computes, in any schedule of kills, cuts, delays and joins. Once the network is whole,
+    all are in one view within 30 s."""
     size = 2 + seed % 5
     sim = Sim(seed, size, 1 + seed % size, size)
     sim.run(40, random_chaos(sim))
@@ -140,8 +141,8 @@ def test_the_half_with_the_lease_continues_if_links_fail_one_after_another():
 def test_a_view_that_others_have_formed_counts_in_a_majority():
     """Of three that formed a view without the other two, the last one continues alone.
 
-    The two find the launchers of the others again, and know of two ends: they are most of those
-    that live of their own view, but none of the three is theirs.
+    The other two reach the launchers of the dead again. They are two of the three living members
+    of their own view; but the view of three counts too, and they have no member of it.
     """
     sim, (three, two) = steady(5), (("w-0", "w-1", "w-2"), ("w-3", "w-4"))
     start = sim.now
@@ -177,7 +178,8 @@ RIVAL = {"number": 2, "leader": "b", "base": 1}  # an earlier proposal, which b 
     ids=["replaced", "no member", "later", "of a newer view", "stands", "a view", "older"],
 )
 def test_a_proposal_counts_until_its_leader_has_replaced_it(rival, row, counts):
-    """Only a member that has accepted a higher one, and knows no newer view, can replace it."""
+    """It counts unless its leader has accepted a higher one, has dropped this one, and neither is
+    based on a newer view nor has one."""
     one, members = Views("a", "x:1", 1, 3), [{"agent": agent} for agent in "ab"]
     one.row["view"] = {"number": 1}
     one.rows["b"] = {"view": {"number": 1}, "proposal": None} | row
