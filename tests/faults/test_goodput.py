@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from support.faulty_jobs import SHORT, long
 
+from gptddp.training.worlds import ALONE_S
+
 TURN_S = 60
 
 
@@ -39,7 +41,8 @@ def steps_a_second(job, every_s: float | None) -> float:
 @long
 @pytest.mark.parametrize("every_s", [10, 5, 3])
 def test_repeated_kills_cost_few_steps(job, measured, every_s):
-    """With kills, more than half as many steps are done as without, and no finished one is lost."""
+    """With kills, more than half as many steps are done as without. No finished one is lost unless
+    all pods die before one is back: then those of a few seconds."""
     random.seed(every_s)
     turns, killed, calm = 5, 0.0, 0.0
     with job.fault() as fault:
@@ -52,7 +55,7 @@ def test_repeated_kills_cost_few_steps(job, measured, every_s):
     print(f"a kill every {every_s} s: {share:.1%}")
     what = f"random kills every {every_s} s"
     measured(what, fault, f"{share:.0%} of undisturbed speed")
-    assert fault.redone == 0 and share > 0.5
+    assert fault.redone * job.step_s() <= 2 * ALONE_S * fault.lives and share > 0.5
 
 
 @pytest.mark.fault(38)
