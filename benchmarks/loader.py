@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gptddp.data.dataset import Dataset, RowGroup, open_dataset
+from gptddp.data.lanes import owned
 from gptddp.data.loader import Loader
 from gptddp.demo import prepare
 
@@ -63,7 +64,7 @@ def loader_cost(dataset: Dataset, args: argparse.Namespace, world_size: int = 1)
         seq_len=args.seq_len,
         seed=1,
         threads=1,
-        world_size=world_size,
+        own=owned(0, world_size, args.lanes),
     )
     targets, rows, calls_s = 0, 0, []
     for _ in range(args.steps):

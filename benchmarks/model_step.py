@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gptddp.config import Config
+from gptddp.data.lanes import owned
 from gptddp.data.loader import Batch
 from gptddp.distributed.connect import World
 from gptddp.model import optim, sums
@@ -32,11 +33,12 @@ def model_step(
     same = random_rows(c, world, vocabulary)
     valid = np.ones((len(same), c.seq_len), bool)
     origin, targets = np.zeros((c.lanes, 3), np.int64), valid.size * world.world_size
+    own = owned(world.rank, world.world_size, c.lanes)
     made = sums.build(ddp, c, world)
 
     def step() -> float:
         tokens = rows() if rows else same
-        batch = Batch(tokens, valid, valid.size, 0, origin, 0.0)
+        batch = Batch(tokens, valid, own, valid.size, 0, origin, 0.0)
         nats = forward_backward(ddp, batch, targets, 1, c, world, made)
         nn.utils.clip_grad_norm_(net.parameters(), c.grad_clip)
         optimizer.prepare()

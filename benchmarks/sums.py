@@ -88,7 +88,7 @@ class Side:
         self.optimizer.zero_grad()
         factor = self.sums.begin(self.targets)
         with self.ddp.no_sync():
-            for part in of_step(self.batch, STEP, 0, self.c, self.world.device):
+            for part in of_step(self.batch, STEP, self.c, self.world.device):
                 with autocast(self.c, self.world.device):
                     nats = self.ddp(part.x, part.y, part.positions)
                 (nats * factor).backward()
@@ -104,14 +104,14 @@ class Side:
 
 def random_batch(c: Config, world: World) -> Batch:
     """This rank's rows of a step; the rows of a lane do not depend on the rank."""
-    rows = []
-    for lane in owned(world.rank, world.world_size, c.lanes):
+    rows, own = [], owned(world.rank, world.world_size, c.lanes)
+    for lane in own:
         shape = (c.batch // c.lanes, c.seq_len + 1)
         rng = np.random.default_rng(lane)
         rows.append(rng.integers(0, VOCABULARY[c.preset], shape, dtype=np.uint16))
     tokens = np.concatenate(rows)
     valid = np.ones((len(tokens), c.seq_len), bool)
-    return Batch(tokens, valid, valid.size, 0, np.zeros((c.lanes, 3), np.int64), 0.0)
+    return Batch(tokens, valid, own, valid.size, 0, np.zeros((c.lanes, 3), np.int64), 0.0)
 
 
 # -- on all ranks ----------------------------------------------------------------------------------

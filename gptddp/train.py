@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gptddp.config import Config
-from gptddp.data import lanes
 from gptddp.data.loader import Batch
 from gptddp.distributed.connect import World
 from gptddp.distributed.hardware import use
@@ -106,10 +105,9 @@ def forward_backward(
     a lane in a step), so each synchronises in its last micro-batch only. no_sync is around the
     forward pass too: there DDP decides whether the backward pass synchronises.
     """
-    first_slot = lanes.owned(world.rank, world.world_size, c.lanes).start
     factor = sums.begin(targets)  # multiplies each loss
     while True:  # exact sums try again if a grid did not fit
-        for part in of_step(batch, step, first_slot, c, world.device):
+        for part in of_step(batch, step, c, world.device):
             world.check()  # do not finish a step that a lost peer has interrupted
             if c.dropout:
                 torch.manual_seed(part.seed(c, step))

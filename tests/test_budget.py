@@ -64,7 +64,7 @@ def on_all_ranks(*train_s: float) -> list[Agreed]:
     """The result of `agree` on each rank, called one after the other with a real sum."""
     row = np.zeros((1, 2), dtype=np.int64)
     cursors = np.ones((2, 3), dtype=np.int64)
-    batch = Batch(row, row.astype(bool), targets=1, fp=2**64 - 1, cursors=cursors, wait_s=0.0)
+    batch = Batch(row, row.astype(bool), [0], 1, fp=2**64 - 1, cursors=cursors, wait_s=0.0)
     sent: list[torch.Tensor] = []
 
     def send(mine: torch.Tensor) -> torch.Tensor:

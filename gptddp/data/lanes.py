@@ -121,5 +121,23 @@ def rows_order(n: int, seed: int, lane: int, epoch: int, block: int) -> np.ndarr
 
 
 def owned(rank: int, world_size: int, lanes: int) -> range:
-    """The lanes of a rank: one range, of lanes / world_size lanes rounded down or up."""
+    """The lanes of a rank in a first world: lanes / world_size lanes, rounded down or up."""
     return range(rank * lanes // world_size, (rank + 1) * lanes // world_size)
+
+
+def owners(lanes: int, members: Sequence[str], before: Sequence[str] = ()) -> list[str]:
+    """The owner of each lane in a world, by its members' ids in the order of their ranks.
+
+    `before`: the owners in the world before. As many lanes as possible stay with their owner,
+    because another rank would have to pack their rows first, while all wait for it.
+    """
+    size = len(members)
+    wants = {it: len(owned(rank, size, lanes)) for rank, it in enumerate(members)}
+    found = []
+    for owner in before or [""] * lanes:
+        stays = wants.get(owner, 0) > 0
+        found.append(owner if stays else "")
+        if stays:
+            wants[owner] -= 1
+    rest = iter([it for it in members for _ in range(wants[it])])
+    return [owner or next(rest) for owner in found]

@@ -1,6 +1,6 @@
 """Batches of rows for one rank, made ahead of the trainer.
 
-    loader = Loader(dataset, lanes=48, batch=48, seq_len=256, seed=1, rank=0, world_size=4)
+    loader = Loader(dataset, lanes=48, batch=48, seq_len=256, seed=1, own=range(12))
     batch = loader.next()
 
 The content of a batch is a pure function of dataset, settings and step (lanes.py, packing.py). The
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from gptddp.config import Config, check_world_size
+from gptddp.config import Config
 from gptddp.data.blocks import Lane, Source
 from gptddp.data.cache import Cache
 from gptddp.data.dataset import Dataset, Split
-from gptddp.data.lanes import Block, deal, hosts, owned
+from gptddp.data.lanes import Block, deal, hosts
 from gptddp.data.packing import IDS
 from gptddp.data.producer import Producer
 from gptddp.distributed import storage
@@ -31,7 +31,7 @@ _HASH_DIGITS = 16  # hex digits of each hash in a state
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one step on one rank: equally many from each of its lanes, in their order.
+    """The rows of one step on one rank: equally many from each of its `lanes`, in their order.
 
     tokens (rows, T+1), dtype of the tokenizer; valid (rows, T) bool: does tokens[i, t+1] count as
     a target (see packing.Packed)? targets: number of valid targets.
@@ -46,6 +46,7 @@ class Batch:
 
     tokens: np.ndarray
     valid: np.ndarray
+    lanes: Sequence[int]
     targets: int
     fp: int
     cursors: np.ndarray
@@ -58,7 +59,8 @@ class Batch:
 class Loader:
     """Endless batches of the train split: a step has the same rows at any world size.
 
-    `batch`: rows per step over all ranks. `state`: from a loader with the same settings at any
+    `batch`: rows per step over all ranks. `own`: the lanes of this rank, in ascending order; None:
+    all. `state`: from a loader with the same settings at any
     world size; this one continues with the next step. `prefetch`: mean number of packed blocks per
     lane to make ahead. `threads`: tokenising threads; all work while rows are missing, else only
     one. `pack`: see packing.py. `cache`: keeps packed blocks for the next life. Raises ConfigError
@@ -73,15 +75,14 @@ class Loader:
         batch: int,
         seq_len: int,
         seed: int,
-        rank: int = 0,
-        world_size: int = 1,
+        own: Sequence[int] | None = None,
         state: Mapping[str, Any] | None = None,
         prefetch: float = 1.5,
         threads: int = 1,
         pack: str = "best-fit",
         cache: Cache | None = None,
     ) -> None:
-        self._config = Config(lanes=lanes, batch=batch, seq_len=seq_len, seed=seed, pack=pack)
+        Config(lanes=lanes, batch=batch, seq_len=seq_len, seed=seed, pack=pack)  # checks them
         source = _source(dataset, "train", seq_len, pack, cache)
         self._identity = _identity(source, lanes, batch, seed)
         self._bos = source.tokenizer.bos
@@ -95,33 +96,37 @@ class Loader:
                 f"{dataset.dir}: all row groups of the train split are in quarantine: mend the "
                 "data, then start a new run"
             )
-        start = self._start(rank, world_size, state)
-        own = [self._lane(*it) for it in start.items()]
-        self._producer = Producer(source, own, batch // lanes, prefetch, threads)
+        self._seed = seed
+        start = self._start(range(lanes) if own is None else own, state)
+        made = [self._lane(*it) for it in start.items()]
+        self._producer = Producer(source, made, batch // lanes, prefetch, threads)
         # It also runs when the loader is garbage collected, and when the interpreter exits, while
         # threads can still be joined.
         self._stop = weakref.finalize(self, self._producer.stop)
         self._producer.start()
 
     def _start(
-        self, rank: int, world_size: int, state: Mapping[str, Any] | None
+        self, own: Sequence[int], state: Mapping[str, Any] | None
     ) -> dict[int, Sequence[int]]:
-        """The cursor of each lane of a rank."""
-        check_world_size(self._config, world_size)
+        """The cursor of each of these lanes."""
         cursors = _cursors(state, self._identity) if state is not None else [(0, 0, 0)] * self.lanes
-        return {lane: cursors[lane] for lane in owned(rank, world_size, self.lanes)}
+        return {lane: cursors[lane] for lane in own}
 
     def _lane(self, number: int, cursor: Sequence[int]) -> Lane:
-        return Lane(number, self.dealt[self.hosts[number]], self._config.seed, cursor)
+        return Lane(number, self.dealt[self.hosts[number]], self._seed, cursor)
 
-    def move(self, rank: int, world_size: int, state: Mapping[str, Any] | None) -> None:
-        """Continue as another rank, in a world of another size, or from another state of the run.
+    def move(self, own: Sequence[int], state: Mapping[str, Any] | None) -> None:
+        """Continue with other lanes, or from another state of the run.
 
         `state`: with the same row groups in quarantine; None: from the beginning. Lanes that stay
         with this rank keep their packed rows and the rows of the last batch. Raises DataError for a
         state of other data or settings.
         """
-        self._producer.move(self._start(rank, world_size, state), self._lane)
+        self._producer.move(self._start(own, state), self._lane)
+
+    def is_ready(self) -> bool:
+        """Does `next` return, or raise, at once?"""
+        return self._producer.is_ready()
 
     def next(self) -> Batch:
         """Wait for the next batch and return it.
@@ -139,6 +144,7 @@ class Loader:
         return Batch(
             tokens=tokens,
             valid=valid,
+            lanes=[lane.number for lane in self._producer.lanes],
             targets=int(np.count_nonzero(valid)),
             fp=int(hashes.sum(dtype=np.uint64)),
             cursors=cursors,

@@ -76,6 +76,11 @@ class Producer:
             self._work.notify_all()
             return parts
 
+    def is_ready(self) -> bool:
+        """Are the rows of the next step made, or known to be out of reach?"""
+        with self._work:
+            return bool(self.error) or all(it.rows >= self.n or it.error for it in self.lanes)
+
     def move(
         self,
         cursors: Mapping[int, Sequence[int]],
@@ -86,7 +91,8 @@ class Producer:
             own, lanes = {lane.number: lane for lane in self.lanes}, []
             for number, cursor in cursors.items():
                 lane = own.get(number)
-                lanes.append(lane if lane and lane.go_to(cursor) else new(number, cursor))
+                keeps = lane and not lane.error and lane.go_to(cursor)  # an error may have passed
+                lanes.append(lane if lane and keeps else new(number, cursor))
             for lane in self.lanes:
                 if lane not in lanes:
                     lane.stopped.set()

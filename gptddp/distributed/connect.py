@@ -75,6 +75,11 @@ class World:
         return self.group.members if self.group else None
 
     @property
+    def ids(self) -> list[str]:
+        """The identity of each rank's process, by rank."""
+        return self.view.ids if self.view else [str(rank) for rank in range(self.world_size)]
+
+    @property
     def view(self) -> View | None:
         """The view of the last `form`; None before it, or if the world is static."""
         return self.group.view if self.group else None

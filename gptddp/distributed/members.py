@@ -120,7 +120,7 @@ class Members:
     # -- messages of this process ------------------------------------------------------------------
 
     def status(self, status: str) -> None:
-        """Report this member's status: "fresh", "warm" or "going" (see launch/mesh.py)."""
+        """Report this member's status: starting, fresh, warm or going (see launch/mesh.py)."""
         self._send({"status": status})
 
     def post(self, key: str, value: Any) -> None:

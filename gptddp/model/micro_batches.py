@@ -34,18 +34,16 @@ class MicroBatch(NamedTuple):
         return lanes.key(c.seed, step, self.slot, self.number)
 
 
-def of_step(
-    batch: Batch, step: int, first_slot: int, c: Config, device: torch.device
-) -> Iterator[MicroBatch]:
+def of_step(batch: Batch, step: int, c: Config, device: torch.device) -> Iterator[MicroBatch]:
     """Yield this rank's slots of a step, one after the other, in micro-batches.
 
     A slot is the rows of one lane: the shapes and their order are the same on every rank. One step
     in ten hashes its rows again: RuntimeError if the model's inputs do not match `batch.fp`.
     """
     rows = c.batch // c.lanes  # of a slot
-    per_slot, n_slots = -(-rows // c.micro_batch), len(batch.tokens) // rows
+    per_slot, n_slots = -(-rows // c.micro_batch), len(batch.lanes)
     looks, fp = step % LOOK_EVERY == 0, 0
-    for i in range(n_slots):
+    for i, slot in enumerate(batch.lanes):
         part = slice(i * rows, (i + 1) * rows)
         inputs = micro_batches(batch.tokens[part], batch.valid[part], batch.bos, c, device)
         for number, it in enumerate(inputs):
@@ -55,7 +53,7 @@ def of_step(
                 origin = batch.origin[begin : begin + len(it[0])]
                 fp += int(row_hashes(origin, it[0].cpu().numpy(), it[1].cpu().numpy()).sum())
             last = number == per_slot - 1
-            yield MicroBatch(first_slot + i, number, *it, last, last and i == n_slots - 1)
+            yield MicroBatch(slot, number, *it, last, last and i == n_slots - 1)
     if looks and fp % 2**64 != batch.fp:
         raise RuntimeError(
             f"the rows that the model was given have the fingerprint {fp % 2**64:016x}, but the "

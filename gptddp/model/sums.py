@@ -110,7 +110,7 @@ class _Sums:
 
 
 class FastSums(_Sums):
-    """DDP's usual reduction, in float32: the bits depend on the world size and the library."""
+    """DDP's usual reduction, in float32: the bits depend on the library and the ranks' lanes."""
 
     def __init__(self, ddp: DDP, slots: int, world: World) -> None:
         super().__init__(ddp, world)

@@ -9,6 +9,7 @@ from gptddp import live
 from gptddp.checkpoint.load import SavedState
 from gptddp.config import Config
 from gptddp.data.dataset import Dataset
+from gptddp.data.lanes import owners
 from gptddp.distributed import environment, pulse
 from gptddp.distributed.connect import World
 from gptddp.distributed.members import View
@@ -26,7 +27,11 @@ from gptddp.training.parts import LifeParts
 
 log = logging.getLogger(__name__)
 
+ORIGIN = "origin"  # key of the post for workers that join
+
 _TELL_S = 1.0  # between two reports to the other ranks, which wait
+_LOOK_S = 0.05  # between two looks whether the first rows are packed
+_ENDED = "the world that this worker was to join has ended"
 
 
 def first_world(world: World) -> bool:
@@ -54,10 +59,11 @@ def joined(config: Config, dataset: Dataset, world: World) -> Origin:
     members = world.members
     assert members
     live.phase("joining the running ranks")
-    while not (told := members.wait_for(lambda: members.posts("origin"), _TELL_S)):
+    members.status("starting")  # not "fresh": no first world may count on this worker now
+    while not (told := members.wait_for(lambda: members.posts(ORIGIN), _TELL_S)):
         pulse.beat()
         if not members.is_going:
-            raise LifeLost("the world that this worker was to join has ended")
+            raise LifeLost(_ENDED)
     about = next(iter(told.values()))
     world.life = about["life"]
     origin = Origin.from_json(about.get("origin"))
@@ -67,13 +73,44 @@ def joined(config: Config, dataset: Dataset, world: World) -> Origin:
     return origin
 
 
-def introduction(life: LifeParts) -> dict[str, Any]:
-    """The facts that a worker that joins later checks: see `joined`."""
-    return {
-        "origin": life.origin.to_json(),
-        "life": life.world.life,
-        "data": identity(life.dataset),
-    }
+def introduce(life: LifeParts) -> None:
+    """Post the facts that a worker checks and uses before it joins."""
+    if life.world.members:
+        ids = life.world.ids
+        about = {
+            "origin": life.origin.to_json(),
+            "life": life.world.life,
+            "data": identity(life.dataset),
+            "step": life.step,
+            "rows": life.progress.data,
+            "ids": ids,
+            "owners": [ids.index(it) for it in life.rows.owners],
+        }
+        life.world.members.post(ORIGIN, about)
+
+
+def pack_first_rows(life: LifeParts) -> None:
+    """On a worker that joins: make the rows of its next step, so that the others need not wait.
+
+    It expects to be the only one that joins, and packs other lanes once it is in, if need be.
+    Raises LifeLost if the world that it joins has ended.
+    """
+    members, n = life.world.members, life.config.lanes
+    assert members
+    live.phase("packing its first rows")
+    told = members.posts(ORIGIN)  # of living members
+    nothing: dict[str, Any] = {"ids": [], "step": -1}
+    newest = max([nothing, *told.values()], key=lambda it: it["step"])
+    ids = [it for it in newest["ids"] if it in told]
+    if not 0 < len(ids) < n:
+        return
+    life.rows.owners = owners(n, ids, [newest["ids"][rank] for rank in newest["owners"]])
+    life.rows.move(newest["rows"], [*ids, members.me], members.me)
+    while not life.rows.loader.is_ready():
+        pulse.beat()
+        if not members.is_going:
+            raise LifeLost(_ENDED)
+        time.sleep(_LOOK_S)
 
 
 def newest_state(

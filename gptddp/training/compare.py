@@ -25,9 +25,11 @@ def compare(life: LifeParts, layout: int, records: bool) -> tuple[int, bool]:
     place = step, len(life.progress.data.get("quarantined", ()))
     known = {it: life.line[it] for it in DUE if it in life.line}
     generation = life.recorder.generation if life.recorder else life.generation
-    mine = place, life.progress.chain_fp, layout, generation, records, machine(world.device), known
-    rows = world.gather(mine)  # all ranks
-    places, chains, layouts, generations, have_records, machines, lines = zip(*rows, strict=True)
+    about = life.progress.chain_fp, layout, generation, records, machine(world.device), known
+    rows = world.gather((place, *about, life.rows.owners))  # all ranks
+    places, chains, layouts, generations, have_records, machines, lines, owners = zip(
+        *rows, strict=True
+    )
     if (newest := max(places))[0] < 0:
         raise LifeLost("all ranks that had the state are lost")
     have = [rank for rank, it in enumerate(places) if it == newest]
@@ -49,6 +51,7 @@ def compare(life: LifeParts, layout: int, records: bool) -> tuple[int, bool]:
         _hand_over(life, giver, lack)
         life.handed_on = life.step
     life.generation, life.machines = max(generations), sorted({*machines})
+    life.rows.owners = owners[giver]  # from which all ranks find the same new owners
     return giver, not have_records[0]
 
 

@@ -33,6 +33,7 @@ from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.training import quarantine
 from gptddp.training.agree import Agreed, agree
+from gptddp.training.begin import introduce, pack_first_rows
 from gptddp.training.clock import PhaseClock
 from gptddp.training.end import Ending, save_last, wait_for_readers
 from gptddp.training.go_back import way_back
@@ -107,6 +108,7 @@ class Life(LifeParts):
         state, self._state = self._state, None
         if state is None:
             keys_of(self.world.device)  # made now: all ranks would wait at this rank's first check
+            pack_first_rows(self)
             return
         if saved := state.tensors:  # one rank only
             # a run begins with weights only: the optimizer keeps its initial state
@@ -141,7 +143,7 @@ class Life(LifeParts):
             crash_loop.forget(verdict.parent)
         if not moved:
             return
-        self.rows.move(self.progress.data, self.world.rank, self.world.world_size)
+        self.rows.enter(self.progress.data)
         self.cause = used_up(self.config, self.step, self.progress.tokens)
         if self.recorder and self.recorder.last_step < self.step:  # interrupted after the step
             self.recorder.step(self.line, self.progress, 0.0)
@@ -194,7 +196,7 @@ class Life(LifeParts):
         elif self.worlds.takeover:
             self.worlds.takeover.events.append(event)
         self.live.keep_event(event, self.step)  # on every rank, because rank 0 may be lost
-        self.rows.reopen(self.progress.data)
+        self.rows.enter(self.progress.data)
 
     @contextmanager
     def stepping(
@@ -294,6 +296,8 @@ class Life(LifeParts):
             self.clock.enter("logging")
             self.recorder.step(self.line, self.progress, self._guard.since - self._began_step)
         self.clock.enter("other")
+        if "phases" in self.line and self.world.rank == 0:  # every ten seconds
+            introduce(self)
         if self.progress.skipped > self.config.max_skipped:
             first = self.step - self.progress.skipped + 1
             how = "rank 0's log says how to go back"

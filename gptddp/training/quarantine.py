@@ -70,13 +70,13 @@ def next_batch(loader: Loader, on_bad: str, again: Collection[int] = ()) -> Batc
 def _no_rows(loader: Loader, bad: int) -> Batch:
     cursors = np.zeros((loader.lanes, 3), np.int64)
     nothing = np.zeros((0, 0))
-    return Batch(nothing, nothing, targets=0, fp=0, cursors=cursors, wait_s=0.0, bad=bad)
+    return Batch(nothing, nothing, lanes=(), targets=0, fp=0, cursors=cursors, wait_s=0.0, bad=bad)
 
 
 def decide(batch: Batch, loader: Loader, progress: Progress, world: World) -> dict[str, Any]:
     """All ranks: put the row groups that any rank could not read into the data state.
 
-    The loader must be reopened. Returns the new row groups, by number and as `file#row group`.
+    The rows must be entered again. Returns the new row groups, by number and as `file#row group`.
     """
     found = torch.zeros(world.world_size, dtype=torch.int64)
     found[world.rank] = batch.bad + 1

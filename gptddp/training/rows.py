@@ -1,15 +1,16 @@
 """The rows that a life trains and evaluates on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from gptddp.config import Config
+from gptddp.config import Config, check_world_size
 from gptddp.data.cache import open_cache
 from gptddp.data.dataset import Dataset
+from gptddp.data.lanes import owners
 from gptddp.data.loader import Loader, eval_rows
 from gptddp.distributed.connect import World
 
@@ -17,9 +18,10 @@ from gptddp.distributed.connect import World
 class Rows:
     """The loader of this rank's training rows, and the rows of validation.
 
-    `data` is the loader's state (see `Loader.state`); {} at the beginning of a run. The loader's
-    threads read and pack from now on, while the model is built; with None, from `move` on. Raises
-    the errors of `Loader`.
+    `owners`: of the lanes in this world, by member. `data` is the loader's state (see
+    `Loader.state`); {} at the beginning of a run. The loader's threads read and pack from now on,
+    while the model is built; with None, on a worker that joins, from `move` on. Raises the errors
+    of `Loader`.
     """
 
     loader: Loader
@@ -29,11 +31,12 @@ class Rows:
     ) -> None:
         self._dataset, self._config, self._world = dataset, config, world
         self._cache = open_cache(config.cache_dir)
-        self._is_open = data is not None
+        self.owners: list[str] = []
+        self._is_open = False
         if data is not None:
-            self.loader = self._open(data)
+            self.enter(data)
 
-    def _open(self, data: Mapping[str, Any]) -> Loader:
+    def _open(self, data: Mapping[str, Any], own: Sequence[int]) -> Loader:
         c = self._config
         return Loader(
             self._dataset,
@@ -41,25 +44,31 @@ class Rows:
             batch=c.batch,
             seq_len=c.seq_len,
             seed=c.seed,
-            rank=self._world.rank,
-            world_size=self._world.world_size,
+            own=own,
             state=data or None,
             threads=min(8, torch.get_num_threads()),
             pack=c.pack,
             cache=self._cache,
         )
 
-    def reopen(self, data: Mapping[str, Any]) -> None:
-        """Continue from another state, as after a quarantine of row groups."""
-        self.close()
-        self.loader, self._is_open = self._open(data), True
+    def enter(self, data: Mapping[str, Any]) -> None:
+        """Continue from a state in the present world."""
+        self.move(data, self._world.ids, self._world.ids[self._world.rank])
 
-    def move(self, data: Mapping[str, Any], rank: int, world_size: int) -> None:
-        """Continue from a state in another world; keep packed rows of lanes in both worlds."""
-        if not self._is_open or list(data.get("quarantined", ())) != self.loader.quarantined:
-            self.reopen(data)
+    def move(self, data: Mapping[str, Any], ids: Sequence[str], me: str) -> None:
+        """Continue from a state in the world of these members, by rank; this process is `me`.
+
+        Lanes that stay with this rank keep their packed rows, unless other row groups are in
+        quarantine. Raises ConfigError if there are more ranks than lanes.
+        """
+        check_world_size(self._config, len(ids))
+        self.owners = owners(self._config.lanes, ids, self.owners)
+        own = [lane for lane, owner in enumerate(self.owners) if owner == me]
+        if self._is_open and list(data.get("quarantined", ())) == self.loader.quarantined:
+            self.loader.move(own, data or None)
         else:
-            self.loader.move(rank, world_size, data or None)
+            self.close()
+            self.loader, self._is_open = self._open(data, own), True
 
     @cached_property
     def validation(self) -> tuple[np.ndarray, np.ndarray]:

@@ -27,7 +27,7 @@ from gptddp.errors import LifeLost, Stopped
 from gptddp.model.sums import Sums
 from gptddp.run import moves
 from gptddp.run.lease import EXPIRY_S, Lease
-from gptddp.training.begin import introduction
+from gptddp.training.begin import introduce
 from gptddp.training.compare import compare
 from gptddp.training.parts import LifeParts
 from gptddp.training.takeover import Proof, Takeover
@@ -93,9 +93,9 @@ class Worlds:
                 records = life.recorder is not None or self.takeover is not None
                 self._tell(*compare(life, self._sums.layout(), records))
             life.go_on(moved)
-            if members := self._world.members:
-                members.post("origin", introduction(life))
-                members.status("going")
+            introduce(life)
+            if self._world.members:
+                self._world.members.status("going")
             self.ends = False
             self._wait()
         except Exception as error:
@@ -118,8 +118,7 @@ class Worlds:
         self._number = view.number
         self._how |= {it.id: it.how for it in view.gone}
         if self._life.live.is_whole and self._world.members:  # packing begins while the ranks meet
-            place = view.ids.index(self._world.members.me), len(view.ids)
-            self._life.rows.move(self._life.progress.data, *place)
+            self._life.rows.move(self._life.progress.data, view.ids, self._world.members.me)
         self._world.form(view)
 
     def _newest(self) -> View:

@@ -81,7 +81,7 @@ def test_other_ranks_epochs_and_seeds_use_the_same_rows(dataset, cache):
     """After an epoch in one process nothing is read by any rank of four, nor with another seed."""
     steps(dataset, cache=cache)
     for rank in range(4):
-        assert steps(dataset, 20, cache=cache, rank=rank, world_size=4)[1] == 0
+        assert steps(dataset, 20, cache=cache, own=[rank])[1] == 0
     assert steps(dataset, 20, cache=cache, seed=2)[1] == 0
 
 

@@ -1,5 +1,6 @@
 """Lanes: dealing row groups, blocks, epochs and ownership, as pure functions."""
 
+import itertools
 import random
 from collections import Counter
 from itertools import pairwise
@@ -125,3 +126,26 @@ def test_every_lane_is_owned_by_one_rank(n_lanes):
         assert [lane for owned in ranges for lane in owned] == list(range(n_lanes))
         sizes = {len(owned) for owned in ranges}
         assert sizes <= {n_lanes // world_size, -(-n_lanes // world_size)}
+        first = lanes.owners(n_lanes, [str(rank) for rank in range(world_size)])
+        assert first == [str(rank) for rank, owned in enumerate(ranges) for _ in owned]
+
+
+@pytest.mark.parametrize("n_lanes", [5, 12, 48])
+@pytest.mark.parametrize("seed", range(4))
+def test_lanes_stay_with_their_owners(n_lanes, seed):
+    """In any sequence of worlds every rank has its number of lanes. A rank gets only lanes that it
+    lacks, and one that loses some gets none. The same members change nothing."""
+    rng, fresh = random.Random(seed), itertools.count()
+    members, before = [f"m{next(fresh)}"], []
+    for _ in range(60):
+        now = lanes.owners(n_lanes, members, before)
+        counts = [now.count(it) for it in members]
+        assert counts == [len(lanes.owned(r, len(members), n_lanes)) for r in range(len(members))]
+        assert lanes.owners(n_lanes, members, now) == now
+        for rank, it in enumerate(members):
+            had = {lane for lane, owner in enumerate(before) if owner == it}
+            has = {lane for lane, owner in enumerate(now) if owner == it}
+            assert len(had & has) == min(len(had), counts[rank])
+        stay = [it for it in members if rng.random() < 0.7]
+        new = [f"m{next(fresh)}" for _ in range(rng.randint(0, min(3, n_lanes - len(stay))))]
+        members, before = stay + new or [f"m{next(fresh)}"], now

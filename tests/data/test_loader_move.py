@@ -7,6 +7,7 @@ import random
 import pytest
 from support.loaders import LANES, corpus, global_batch, open_loader, run, same
 
+from gptddp.data.lanes import owned
 from gptddp.errors import DataError
 
 STEPS = 60
@@ -25,7 +26,7 @@ def test_batches_do_not_depend_on_moves(seed):
             stay = rng.sample(loaders, rng.randint(0, len(loaders)))
             size = rng.randint(max(1, len(stay)), LANES)
             for rank, loader in enumerate(stay):
-                loader.move(rank, size, state)
+                loader.move(owned(rank, size, LANES), state)
             settings = dict(world_size=size, state=state, threads=rng.randint(1, 2))
             loaders = stay + [
                 stack.enter_context(open_loader(dataset, rank=rank, **settings))
@@ -48,11 +49,11 @@ def test_a_lane_that_stays_keeps_its_packed_rows():
         state = None
         for batch in alone[:40]:
             loader.next()
-            loader.move(1, 2, state)  # the same batch again
+            loader.move(owned(1, 2, LANES), state)  # the same batch again
             loader.next()
             state = whole.state(batch.cursors)
         assert {lane.number: lane for lane in loader._producer.lanes} == lanes
-        loader.move(1, 3, state)  # lanes 4 to 7 become 2 to 4
+        loader.move(owned(1, 3, LANES), state)  # lanes 4 to 7 become 2 to 4
         now = {lane.number: lane for lane in loader._producer.lanes}
         assert sorted(now) == [2, 3, 4] and now[4] is lanes[4]
         assert all(lanes[it].stopped.is_set() for it in (5, 6, 7))
@@ -62,4 +63,4 @@ def test_a_state_of_another_run_is_refused():
     with open_loader(corpus()) as loader, open_loader(corpus(), seed=8) as other:
         state = other.state(other.next().cursors)
         with pytest.raises(DataError, match="seed: 8 -> 7"):
-            loader.move(0, 1, state)
+            loader.move(range(LANES), state)

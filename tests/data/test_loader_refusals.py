@@ -69,7 +69,6 @@ def test_an_impossible_position_is_refused():
     ("changes", "message"),
     [
         (dict(batch=12), "batch 12 is not divisible by lanes 8"),
-        (dict(world_size=9), "9 workers but only 8 lanes"),
         (dict(lanes=0), "lanes is 0"),
     ],
 )

@@ -1,12 +1,13 @@
 """Pods that come, go, move and run out of memory."""
 
 import dataclasses
+import math
 import os
 import socket
 from pathlib import Path
 
 import pytest
-from support.faulty_jobs import SHORT, Job
+from support.faulty_jobs import SHORT, Fault, Job
 
 CGROUP = Path("/sys/fs/cgroup/memory")  # v1; with v2 the kernel ends the whole container
 
@@ -67,6 +68,27 @@ def test_a_job_grows_and_shrinks(job, strike):
             else:
                 job.stop(*which)
     job.steady()
+
+
+@pytest.mark.fault(30)
+def test_a_pod_has_its_rows_before_it_joins(job, measured):
+    """Each of its reads takes two seconds: the others do steps meanwhile, and do not wait for it.
+
+    In slow steps, because the toy's blocks have few rows.
+    """
+    pause_s = job.pause_s
+    job.pause(1.0)
+    job.kill(2, back_s=math.inf)
+    job.steady(3)
+    first, slow = job.last(), job.orders / "2.read"
+    slow.touch()
+    job.bring_back(2)
+    job.steady(4)
+    fault = Fault(job.longest_s(first))
+    slow.unlink()
+    job.pause(pause_s)
+    measured("a pod added that reads slowly", fault, "finish; longest pause")
+    assert fault.seconds < 1.5
 
 
 @pytest.mark.fault(33)

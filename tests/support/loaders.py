@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gptddp.data.lanes import owned
 from gptddp.data.loader import Batch, Loader
 
 LANES, SEQ_LEN, SEED = 8, 16, 7
@@ -91,8 +92,9 @@ def corpus(n_groups: int = 20, seed: int = 1) -> Dataset:
     return Dataset(train, [[f"<val {i}>" + "v" * (i * 7 % 40) for i in range(30)]])
 
 
-def open_loader(dataset: Dataset, **changes) -> contextlib.closing[Loader]:
+def open_loader(dataset: Dataset, rank=0, world_size=1, **changes) -> contextlib.closing[Loader]:
     settings = {"lanes": LANES, "batch": 2 * LANES, "seq_len": SEQ_LEN, "seed": SEED} | changes
+    settings = {"own": owned(rank, world_size, settings["lanes"])} | settings
     return contextlib.closing(Loader(dataset, **settings))
 
 
@@ -103,6 +105,7 @@ def global_batch(loaders: list[Loader]) -> Batch:
     return Batch(
         tokens=rows,
         valid=np.concatenate([batch.valid for batch in batches]),
+        lanes=[lane for batch in batches for lane in batch.lanes],
         targets=sum(batch.targets for batch in batches),
         fp=sum(batch.fp for batch in batches) % 2**64,
         cursors=np.sum([batch.cursors for batch in batches], axis=0),

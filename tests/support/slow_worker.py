@@ -27,6 +27,7 @@ PLACES = [
     (end.Ending, "_record", "finish"),  # then it is committed, but the run not yet marked finished
 ]
 BUSY_S = 10
+READ_S = 2
 blocks.RETRY_S = (0.01,)
 
 
@@ -67,6 +68,12 @@ def stop_at(owner, name, place):
 
 def main() -> int | None:
     agree, of_step, me = life.agree, train.of_step, os.environ.get("LOCAL_RANK", "0")
+    read = blocks.Source.documents
+
+    def reading(*args):
+        if mine("read").exists():
+            time.sleep(READ_S)
+        return read(*args)
 
     def obeying(*args, **named):
         mine(f"{me}.rank").write_text(str(args[-1].rank))
@@ -83,7 +90,7 @@ def main() -> int | None:
             yield part
 
     mine(f"{me}.pid").write_text(str(os.getpid()))
-    life.agree, train.of_step = obeying, slowly
+    life.agree, train.of_step, blocks.Source.documents = obeying, slowly, reading
     for place in PLACES:
         stop_at(*place)
     return train.main()

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,9 +54,10 @@ def rank_at(
     layout: int = LAYOUT,
     generation: int = 1,
     known: Any = None,
+    owners: Sequence[str] = (),
 ) -> Any:
     """The contribution of another rank."""
-    return [step, bad], chain, layout, generation, False, "m", known or {}
+    return [step, bad], chain, layout, generation, False, "m", known or {}, owners
 
 
 def life_in(world: Group, step: int = 5, whole: bool = True) -> Any:
@@ -63,7 +65,7 @@ def life_in(world: Group, step: int = 5, whole: bool = True) -> Any:
     live = SimpleNamespace(is_whole=whole, kept=lambda: ([], []), keep=kept.append, lines=kept)
     progress = Progress(step=step, chain_fp=CHAIN, data={"quarantined": [8]})
     about = {"progress": progress, "tensors": TENSORS, "generation": 1, "line": {"loss": 2.0}}
-    about |= {"handed_on": -1, "recorder": None}
+    about |= {"handed_on": -1, "recorder": None, "rows": SimpleNamespace(owners=["a", "b"])}
     return SimpleNamespace(world=world, live=live, step=step, **about)
 
 
@@ -88,6 +90,18 @@ def test_at_the_same_step_the_rank_with_more_quarantined_rows_has_the_state():
     world = Group(rank_at(5, bad=0))
     assert compare(life_in(world), LAYOUT, records=True) == (0, False)
     assert world.given == [(0, 1)]
+
+
+@pytest.mark.parametrize(("step", "owners"), [(6, ["b", "a"]), (5, ["a", "b"]), (-1, ["a", "b"])])
+def test_all_ranks_go_on_from_the_owners_of_the_newest_state(step, owners):
+    """So they find the same owner for each lane, whatever a joiner has expected."""
+    life = life_in(Group(rank_at(step, owners=["b", "a"])))
+    life.live.take_over = lambda lines, events: None
+    life.world.broadcast_value = lambda value, source: (
+        value or [life.progress.to_meta(), {}, [], []]
+    )
+    compare(life, LAYOUT, records=True)
+    assert life.rows.owners == owners
 
 
 @pytest.mark.parametrize(
@@ -236,13 +250,16 @@ def test_a_step_ends_early_if_a_peer_is_lost(run, monkeypatch):
     assert checks == list(range(11)) and len(passes) == 10
 
 
-def test_a_joiner_prepares_its_first_check_of_the_replicas():
-    """The hash's numbers take a process 50 ms, for which all ranks of the world would wait."""
+def test_a_joiner_prepares_its_first_check_and_its_first_rows(monkeypatch):
+    """The hash's numbers take a process 50 ms, for which all ranks of the world would wait. Rows
+    may take seconds."""
     replicas.keys_of.cache_clear()
     world = SimpleNamespace(view=None, pods=("demo-worker-1",), device=torch.device("cpu"))
     life: Any = SimpleNamespace(world=world, clock=PhaseClock(), _state=None)
+    packed: list[Any] = []
+    monkeypatch.setattr("gptddp.training.life.pack_first_rows", packed.append)
     Life.restore(life, net=None, tensors=TENSORS, sums=None)
-    assert replicas.keys_of.cache_info().currsize == 1
+    assert replicas.keys_of.cache_info().currsize == 1 and packed == [life]
 
 
 @pytest.mark.parametrize("restored", [False, True])

@@ -1,0 +1,129 @@
+"""A worker that joins has the rows of its next step before the others let it in."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.loaders import LANES, SEED, SEQ_LEN, Dataset, corpus, open_loader
+
+from gptddp.config import Config, with_preset
+from gptddp.data import blocks
+from gptddp.data.lanes import owners
+from gptddp.errors import BadRowGroup, ConfigError, DataError, LifeLost
+from gptddp.training.begin import ORIGIN, introduce, pack_first_rows
+from gptddp.training.rows import Rows
+
+C = with_preset(
+    Config(lanes=LANES, batch=2 * LANES, seq_len=SEQ_LEN, seed=SEED, cache_dir="none"),
+    accelerator=False,
+)
+
+
+class Members:
+    """The launcher's knowledge: the posts of living members."""
+
+    me, is_going = "e", True
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {}
+
+    def posts(self, key: str) -> dict[str, Any]:
+        assert key == ORIGIN
+        return self.told
+
+
+def state_after(steps: int) -> dict[str, Any]:
+    with open_loader(corpus()) as loader:
+        return loader.state([loader.next() for _ in range(steps)][-1].cursors)
+
+
+def told(step: int, ids: list[str], before: list[str], steps: int) -> tuple[Any, list[str]]:
+    """The post of a member of this world, and the owners of its lanes."""
+    posts: list[Any] = []
+    members = SimpleNamespace(post=lambda key, value: posts.append(value))
+    now = owners(LANES, ids, before)
+    introduce(
+        SimpleNamespace(  # type: ignore[arg-type]
+            origin=SimpleNamespace(to_json=dict),
+            world=SimpleNamespace(members=members, ids=ids, life="life"),
+            dataset=corpus(),
+            step=step,
+            progress=SimpleNamespace(data=state_after(steps)),
+            rows=SimpleNamespace(owners=now),
+        )
+    )
+    return posts[0], now
+
+
+def joiner(dataset: Dataset, members: Members) -> Any:
+    world: Any = SimpleNamespace(members=members, ids=["0"], rank=0)
+    return SimpleNamespace(config=C, world=world, rows=Rows(dataset, C, world, None))  # type: ignore
+
+
+@pytest.fixture
+def four() -> tuple[Any, list[str]]:
+    return told(9, ["a", "b", "c", "d"], [], 2)
+
+
+@pytest.mark.parametrize("is_stale", [False, True], ids=["after the loss", "before it"])
+def test_a_joiner_reads_nothing_more_once_it_is_in(four, is_stale):
+    """Also if a was lost a moment ago, and no other rank has reported that yet."""
+    dataset, members = corpus(), Members()
+    three, after = told(9, ["b", "c", "d"], four[1], 2)
+    old = told(1, ["b", "x"], [], 1)[0]
+    members.told = dict.fromkeys("cd", old) | {"b": four[0] if is_stale else three}
+    life = joiner(dataset, members)
+    pack_first_rows(life)
+    dataset.fail = lambda group, attempt: pytest.fail(f"{group} is read")
+    life.rows.owners = after
+    life.rows.move(state_after(3), ["b", "c", "d", "e"], "e")
+    batch = life.rows.loader.next()
+    assert len(batch.lanes) == LANES // 4
+    assert list(batch.lanes) == [n for n, it in enumerate(life.rows.owners) if it == "e"]
+    life.rows.close()
+
+
+def test_an_error_before_the_join_is_tried_again(four, monkeypatch):
+    """A row group that cannot be read for a moment must not be left out of the run for good."""
+    monkeypatch.setattr(blocks, "RETRY_S", ())
+    dataset, members = corpus(), Members()
+    members.told = dict.fromkeys("abcd", four[0])
+    life = joiner(dataset, members)
+
+    def fail(group, attempt):
+        raise DataError("the volume is away")
+
+    dataset.fail = fail
+    pack_first_rows(life)
+    with pytest.raises(BadRowGroup):
+        life.rows.loader.next()
+    dataset.fail = lambda group, attempt: None
+    life.rows.move(state_after(2), ["a", "b", "c", "d", "e"], "e")
+    assert len(life.rows.loader.next().lanes) > 0
+    life.rows.close()
+
+
+def test_a_joiner_gives_up_if_the_world_has_ended(four, monkeypatch):
+    members = Members()
+    members.told, members.is_going = dict.fromkeys("abcd", four[0]), False
+    life = joiner(corpus(), members)
+    monkeypatch.setattr("gptddp.data.loader.Loader.is_ready", lambda loader: False)
+    with pytest.raises(LifeLost):
+        pack_first_rows(life)
+    life.rows.close()
+
+
+@pytest.mark.parametrize("size", [0, LANES])
+def test_a_spare_worker_packs_nothing(size):
+    """Each lane has a rank already; or no rank is known, and the next look says so."""
+    members, ids = Members(), [f"m{n}" for n in range(size)]
+    members.told = dict.fromkeys(ids, told(1, ids, [], 1)[0]) if ids else {}
+    life = joiner(corpus(), members)
+    pack_first_rows(life)
+    assert not hasattr(life.rows, "loader")
+
+
+def test_more_ranks_than_lanes_are_refused():
+    life = joiner(corpus(), Members())
+    with pytest.raises(ConfigError, match="9 workers but only 8 lanes"):
+        life.rows.move({}, [f"m{n}" for n in range(LANES + 1)], "m0")
