@@ -191,7 +191,7 @@ class Lane:
             if (packed := source.pack_rows(documents, encode, self.stopped)) is None:
                 return None
             source.keep(block, identity, packed)
-        # If there are fewer rows than lanes, several lanes have the same row.
+        # the only readable block of a lane has a row, if need be one that another lane has too
         alone = all(other.group in quarantined for other in self._plan if other != block)
         rows = block.rows(len(packed), self.seed, least=alone)
         at, first = (self.epoch, self.block), self._skip

@@ -69,8 +69,8 @@ class Block:
     def rows(self, n: int, seed: int, least: int = 0) -> np.ndarray:
         """Indices of this block's rows among the n packed rows of its row group, int64.
 
-        At least `least` rows. The parts of a row group have each of its rows once. The rows are in
-        keyed order, because packing puts long documents first.
+        At least `least` rows. The parts of a row group have each of its rows once, apart from that.
+        The rows are in keyed order, because packing puts long documents first.
         """
         first, stop = self.first * n // self.size, self.stop * n // self.size
         return keyed_order(n, seed, DEAL, self.group)[first : max(stop, first + least)]

@@ -49,8 +49,8 @@ class Group:
         self._ours: set[int] | None = None  # gloo's; None while it connects: all new ones
         self._store = _Posted(self)  # the process group does not keep it alive
         self._timeout_s = timeout_s  # of a collective
-        self._forgotten: list[Any] = []  # given up; of the present process group
-        self._kept: list[tuple[Any, list[Any]]] = []  # given up groups, with theirs
+        self._forgotten: list[Any] = []  # collectives that were given up
+        self._kept: list[tuple[Any, list[Any]]] = []  # earlier process groups, and theirs
         self._open()
         members.on_news = self._heard
 
@@ -202,7 +202,7 @@ class Group:
             pulse.beat()
         self.check()
 
-    def _broken(self) -> Broken:  # no `_why`: a view has just replaced the request for a lease
+    def _broken(self) -> Broken:  # `_why` is empty if a view has just replaced the request
         return Broken(self._why() or "the world has changed")
 
     def _why(self) -> str:

@@ -322,9 +322,10 @@ class Views:
     def _may_be_committed(self, one: Json, mine: Json) -> bool:
         """May this proposal be a view, now or later? All members have accepted `mine`.
 
-        Only its leader commits it, as long as it stands in the leader's row. So it is no view if a
-        leader among the members has replaced it: later ones have higher numbers than `mine`. But if
-        its base is newer than the own view, it counts: it may be the only trace of that base.
+        Only its leader commits it, as long as it stands in the leader's row. So it is no view if
+        its leader is a member of `mine` and has replaced it: that leader has accepted `mine`, so
+        its next proposals have higher numbers. But if its base is newer than the own view, it
+        counts: it may be the only trace of that base.
         """
         last = number(self.row["view"])
         if number(one) <= last:

@@ -18,10 +18,10 @@ from gptddp.distributed.connect import World
 class Rows:
     """The loader of this rank's training rows, and the rows of validation.
 
-    `owners`: of the lanes in this world, by member. `data` is the loader's state (see
-    `Loader.state`); {} at the beginning of a run. The loader's threads read and pack from now on,
-    while the model is built; with None, on a worker that joins, from `move` on. Raises the errors
-    of `Loader`.
+    `owners`: for each lane, the id of the member that has it in this world. `data` is the loader's
+    state (see `Loader.state`); {} at the beginning of a run. The loader's threads read and pack
+    from now on, while the model is built; with None, on a worker that joins, from `move` on. Raises
+    the errors of `Loader`.
     """
 
     loader: Loader

@@ -74,7 +74,8 @@ def test_a_job_grows_and_shrinks(job, strike):
 def test_a_pod_has_its_rows_before_it_joins(job, measured):
     """Each of its reads takes two seconds: the others do steps meanwhile, and do not wait for it.
 
-    In slow steps, because the toy's blocks have few rows.
+    The test slows the steps: the blocks of the small dataset have few rows, and the pod would have
+    to read again before it is in.
     """
     pause_s = job.pause_s
     job.pause(1.0)

@@ -67,7 +67,7 @@ def four() -> tuple[Any, list[str]]:
 
 @pytest.mark.parametrize("is_stale", [False, True], ids=["after the loss", "before it"])
 def test_a_joiner_reads_nothing_more_once_it_is_in(four, is_stale):
-    """Also if a was lost a moment ago, and no other rank has reported that yet."""
+    """Also if member "a" was lost a moment ago, and no other rank has reported that yet."""
     dataset, members = corpus(), Members()
     three, after = told(9, ["b", "c", "d"], four[1], 2)
     old = told(1, ["b", "x"], [], 1)[0]
@@ -115,7 +115,7 @@ def test_a_joiner_gives_up_if_the_world_has_ended(four, monkeypatch):
 
 @pytest.mark.parametrize("size", [0, LANES])
 def test_a_spare_worker_packs_nothing(size):
-    """Each lane has a rank already; or no rank is known, and the next look says so."""
+    """Each lane has a rank already; or no rank is known, and the wait for a view ends it."""
     members, ids = Members(), [f"m{n}" for n in range(size)]
     members.told = dict.fromkeys(ids, told(1, ids, [], 1)[0]) if ids else {}
     life = joiner(corpus(), members)
