@@ -228,7 +228,7 @@ class World:
         """
         self.all_reduce(torch.zeros(1))
         end = time.monotonic() + PART_S
-        # rank 0 has seen all posts, and has left
+        # an error means that rank 0 has seen all posts, and has left
         with contextlib.suppress(td.DistError):
             self.post("parted", self._formed)
             while not self._all_parted() and time.monotonic() < end:

@@ -202,7 +202,8 @@ class Group:
             pulse.beat()
         self.check()
 
-    def _broken(self) -> Broken:  # `_why` is empty if a view has just replaced the request
+    def _broken(self) -> Broken:
+        # `_why` is empty if a new view has just ended the launcher's request for the lease
         return Broken(self._why() or "the world has changed")
 
     def _why(self) -> str:

@@ -120,7 +120,9 @@ class Members:
     # -- messages of this process ------------------------------------------------------------------
 
     def status(self, status: str) -> None:
-        """Report this member's status: starting, fresh, warm or going (see launch/mesh.py)."""
+        """Report this member's status: starting; fresh: ready for a first view; warm: ready to join
+        a running world; going: it has the state.
+        """
         self._send({"status": status})
 
     def post(self, key: str, value: Any) -> None:

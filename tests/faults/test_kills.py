@@ -114,7 +114,7 @@ ORDERS = list(itertools.permutations(range(4), 3))
 @pytest.mark.parametrize("order", ORDERS[9:10] if SHORT else ORDERS, ids=str)
 def test_three_pods_killed_two_seconds_apart(job, strike, order):
     """In every order, the fourth pod continues in the same process, alone until another is back."""
-    what = "three of four pods killed 2 s apart", "retry; longest pause, returns too"
+    what = "three of four pods killed 2 s apart", "retry; longest pause, loss or return"
     with strike(job, *what, *order, world=4, longest=True):
         for i in order:
             job.kill(i)
