@@ -112,10 +112,11 @@ def _check(prompt: str, temperature: float, top_k: int, top_p: float) -> None:
 def evaluate(
     model: Path, dataset: str, step: int | None, split: Any, tokens: int | None, output: str | None
 ) -> None:
-    """Print the loss of RUN on DATASET: in nats (natural log) per token, and bits per byte.
+    """Print the loss of RUN on DATASET: nats per token, bits per byte.
 
     RUN is a run directory, or a Hugging Face model folder. DATASET is any dataset
-    prepared with its tokenizer. The same command gives the same bits.
+    prepared with its tokenizer. A nat is 1.44 bits. The same command gives the same
+    bits.
 
     \b
     gptddp eval runs/first data

@@ -18,6 +18,7 @@ from support.loaders import LANES, SEED, SEQ_LEN, corpus, open_loader
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gptddp.config import Config, with_preset
+from gptddp.data.lanes import owned
 from gptddp.distributed.connect import World, connect
 from gptddp.distributed.lost import is_lost_peer
 from gptddp.distributed.members import View
@@ -104,7 +105,7 @@ def found(world: World, me: int, kind: str) -> list[Any]:
                     raise
                 optimizer.zero_grad()
                 number = enter(world, number)
-                loader.move(world.rank, world.world_size, state)
+                loader.move(owned(world.rank, world.world_size, c.lanes), state)
                 continue
             optimizer.step()
             made.stepped()

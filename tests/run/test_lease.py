@@ -168,7 +168,7 @@ def test_two_jobs_of_one_name_do_not_take_the_run_from_each_other(holder):
     second = holder("job at a:1", "life 2")
     line = waits(second)
     assert f"job job at a:1 on host {os.uname().nodename} (process {first.pid})" in line
-    assert "delete this job" in line
+    assert "to end the wait, delete this one" in line
     assert ask(first) == "mine"
     first.communicate("")
     assert word(second) == "held"
