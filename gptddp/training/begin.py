@@ -27,7 +27,7 @@ from gptddp.training.parts import LifeParts
 
 log = logging.getLogger(__name__)
 
-ORIGIN = "origin"  # key of the post for workers that join
+ORIGIN, ROWS = "origin", "rows"  # keys of the posts for workers that join
 
 _TELL_S = 1.0  # between two reports to the other ranks, which wait
 _LOOK_S = 0.05  # between two looks whether the first rows are packed
@@ -74,19 +74,25 @@ def joined(config: Config, dataset: Dataset, world: World) -> Origin:
 
 
 def introduce(life: LifeParts) -> None:
-    """Post the facts that a worker checks and uses before it joins."""
+    """Post the facts that a worker that joins checks: see `joined`."""
     if life.world.members:
-        ids = life.world.ids
         about = {
             "origin": life.origin.to_json(),
             "life": life.world.life,
             "data": identity(life.dataset),
-            "step": life.step,
-            "rows": life.progress.data,
-            "ids": ids,
-            "owners": [ids.index(it) for it in life.rows.owners],
         }
         life.world.members.post(ORIGIN, about)
+        post_rows(life)
+
+
+def post_rows(life: LifeParts) -> None:
+    """Post where the lanes are, and who has them: see `pack_first_rows`."""
+    if life.world.members:
+        ids = life.world.ids
+        rank = {it: n for n, it in enumerate(ids)}
+        owners = [rank[it] for it in life.rows.owners]
+        about = {"step": life.step, "data": life.progress.data, "ids": ids, "owners": owners}
+        life.world.members.post(ROWS, about)
 
 
 def pack_first_rows(life: LifeParts) -> None:
@@ -98,14 +104,14 @@ def pack_first_rows(life: LifeParts) -> None:
     members, n = life.world.members, life.config.lanes
     assert members
     live.phase("packing its first rows")
-    told = members.posts(ORIGIN)  # of living members
-    nothing: dict[str, Any] = {"ids": [], "step": -1}
-    newest = max([nothing, *told.values()], key=lambda it: it["step"])
+    if not (told := members.posts(ROWS)):  # of living members
+        return
+    newest = max(told.values(), key=lambda it: it["step"])
     ids = [it for it in newest["ids"] if it in told]
-    if not 0 < len(ids) < n:
+    if len(ids) >= n:
         return
     life.rows.owners = owners(n, ids, [newest["ids"][rank] for rank in newest["owners"]])
-    life.rows.move(newest["rows"], [*ids, members.me], members.me)
+    life.rows.move(newest["data"], [*ids, members.me], members.me)
     while not life.rows.loader.is_ready():
         pulse.beat()
         if not members.is_going:

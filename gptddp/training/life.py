@@ -33,7 +33,7 @@ from gptddp.run.lease import Lease
 from gptddp.run.origin import Origin
 from gptddp.training import quarantine
 from gptddp.training.agree import Agreed, agree
-from gptddp.training.begin import introduce, pack_first_rows
+from gptddp.training.begin import pack_first_rows, post_rows
 from gptddp.training.clock import PhaseClock
 from gptddp.training.end import Ending, save_last, wait_for_readers
 from gptddp.training.go_back import way_back
@@ -297,7 +297,7 @@ class Life(LifeParts):
             self.recorder.step(self.line, self.progress, self._guard.since - self._began_step)
         self.clock.enter("other")
         if "phases" in self.line and self.world.rank == 0:  # every ten seconds
-            introduce(self)
+            post_rows(self)
         if self.progress.skipped > self.config.max_skipped:
             first = self.step - self.progress.skipped + 1
             how = "rank 0's log says how to go back"

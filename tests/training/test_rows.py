@@ -10,7 +10,7 @@ from gptddp.config import Config, with_preset
 from gptddp.data import blocks
 from gptddp.data.lanes import owners
 from gptddp.errors import BadRowGroup, ConfigError, DataError, LifeLost
-from gptddp.training.begin import ORIGIN, introduce, pack_first_rows
+from gptddp.training.begin import ROWS, pack_first_rows, post_rows
 from gptddp.training.rows import Rows
 
 C = with_preset(
@@ -28,7 +28,7 @@ class Members:
         self.told: dict[str, Any] = {}
 
     def posts(self, key: str) -> dict[str, Any]:
-        assert key == ORIGIN
+        assert key == ROWS
         return self.told
 
 
@@ -42,11 +42,9 @@ def told(step: int, ids: list[str], before: list[str], steps: int) -> tuple[Any,
     posts: list[Any] = []
     members = SimpleNamespace(post=lambda key, value: posts.append(value))
     now = owners(LANES, ids, before)
-    introduce(
+    post_rows(
         SimpleNamespace(  # type: ignore[arg-type]
-            origin=SimpleNamespace(to_json=dict),
-            world=SimpleNamespace(members=members, ids=ids, life="life"),
-            dataset=corpus(),
+            world=SimpleNamespace(members=members, ids=ids),
             step=step,
             progress=SimpleNamespace(data=state_after(steps)),
             rows=SimpleNamespace(owners=now),
