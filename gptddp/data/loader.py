@@ -60,10 +60,9 @@ class Loader:
     """Endless batches of the train split: a step has the same rows at any world size.
 
     `batch`: rows per step over all ranks. `own`: the lanes of this rank, in ascending order; None:
-    all. `state`: from a loader with the same settings at any
-    world size; this one continues with the next step. `prefetch`: mean number of packed blocks per
-    lane to make ahead. `threads`: tokenising threads; all work while rows are missing, else only
-    one. `pack`: see packing.py. `cache`: keeps packed blocks for the next life. Raises ConfigError
+    all. `state`: from a loader with the same settings at any world size; this one continues with
+    the next step. `prefetch`: mean number of packed blocks per lane to make ahead. `threads`:
+    tokenising threads; all work while rows are missing, else only one. `pack`: see packing.py. `cache`: keeps packed blocks for the next life. Raises ConfigError
     for unsuitable numbers; DataError for a state of other data or settings, or data without text.
     """
 
@@ -96,7 +95,6 @@ class Loader:
                 f"{dataset.dir}: all row groups of the train split are in quarantine: mend the "
                 "data, then start a new run"
             )
-        self._seed = seed
         start = self._start(range(lanes) if own is None else own, state)
         made = [self._lane(*it) for it in start.items()]
         self._producer = Producer(source, made, batch // lanes, prefetch, threads)
@@ -113,7 +111,7 @@ class Loader:
         return {lane: cursors[lane] for lane in own}
 
     def _lane(self, number: int, cursor: Sequence[int]) -> Lane:
-        return Lane(number, self.dealt[self.hosts[number]], self._seed, cursor)
+        return Lane(number, self.dealt[self.hosts[number]], self._identity["seed"], cursor)
 
     def move(self, own: Sequence[int], state: Mapping[str, Any] | None) -> None:
         """Continue with other lanes, or from another state of the run.

@@ -20,9 +20,8 @@ def restarts(run: RunRecord) -> Notes:
     for before, life in zip(run.lives, run.lives[1:], strict=False):
         if type(step := life.start.get("step")) is not int:
             continue
-        took_over = life.took_over
-        who = "a new rank 0" if took_over else f"life {life.generation}"
-        cost = "training continued" if took_over else "training paused"
+        who = "a new rank 0" if life.took_over else f"life {life.generation}"
+        cost = "training continued" if life.took_over else "training paused"
         if life.parts:
             cost = f"{duration(life.lost_s)} ({', '.join(parts(life))})"
         why = visible(cause(before, life))
