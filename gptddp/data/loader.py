@@ -62,8 +62,9 @@ class Loader:
     `batch`: rows per step over all ranks. `own`: the lanes of this rank, in ascending order; None:
     all. `state`: from a loader with the same settings at any world size; this one continues with
     the next step. `prefetch`: mean number of packed blocks per lane to make ahead. `threads`:
-    tokenising threads; all work while rows are missing, else only one. `pack`: see packing.py. `cache`: keeps packed blocks for the next life. Raises ConfigError
-    for unsuitable numbers; DataError for a state of other data or settings, or data without text.
+    tokenising threads; all work while rows are missing, else only one. `pack`: see packing.py.
+    `cache`: keeps packed blocks for the next life. Raises ConfigError for unsuitable numbers;
+    DataError for a state of other data or settings, or data without text.
     """
 
     def __init__(
