@@ -85,7 +85,8 @@ class Cluster:
                 look = f"`kubectl logs job/{name}{self.kubectl}` shows its log"
                 return NotFoundError(f"{name} is a short Job, not a training job: {look}")
         near = self.near(JOB, name)
-        there = f"there are {', '.join(near)}" if near else "`list -A` shows the jobs of all"
+        elsewhere = "-n names another; `list -A` shows the jobs of all"
+        there = f"there are {', '.join(near)}" if near else elsewhere
         return NotFoundError(f"no PyTorchJob {name} in the namespace {self.namespace}: {there}")
 
     def near(self, kind: str, meant: str) -> list[str]:
