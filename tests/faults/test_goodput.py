@@ -55,7 +55,8 @@ def test_repeated_kills_cost_few_steps(job, measured, every_s):
     print(f"a kill every {every_s} s: {share:.1%}")
     what = f"random kills every {every_s} s"
     measured(what, fault, f"{share:.0%} of undisturbed speed")
-    assert fault.redone * job.step_s() <= 2 * ALONE_S * fault.lives and share > 0.5
+    most_s = 2 * ALONE_S * fault.lives if every_s == 3 else 0  # kills faster than pods start
+    assert fault.redone * job.step_s() <= most_s and share > 0.5
 
 
 @pytest.mark.fault(38)
