@@ -262,6 +262,19 @@ def test_a_joiner_prepares_its_first_check_and_its_first_rows(monkeypatch):
     assert replicas.keys_of.cache_info().currsize == 1 and packed == [life]
 
 
+@pytest.mark.parametrize(
+    ("line", "rank", "posts"), [({"phases": {}}, 0, 1), ({"phases": {}}, 1, 0), ({}, 0, 0)]
+)
+def test_rank_0_posts_where_the_lanes_are_with_the_seconds(monkeypatch, line, rank, posts):
+    """Every ten seconds: a worker that joins a world hours later packs the rows of that moment."""
+    posted: list[Any] = []
+    monkeypatch.setattr("gptddp.training.life.post_rows", posted.append)
+    about = {"world": SimpleNamespace(rank=rank), "clock": PhaseClock(), "recorder": None}
+    about |= {"progress": Progress(), "config": SimpleNamespace(max_skipped=0), "line": line}
+    Life.record(SimpleNamespace(**about))  # type: ignore[arg-type]
+    assert len(posted) == posts
+
+
 @pytest.mark.parametrize("restored", [False, True])
 def test_no_end_is_recorded_for_a_life_without_a_recorded_start(restored):
     """A ledger that began with an end would end the job for good."""
