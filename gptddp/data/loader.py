@@ -124,7 +124,7 @@ class Loader:
         self._producer.move(self._start(own, state), self._lane)
 
     def is_ready(self) -> bool:
-        """Does `next` return, or raise, at once?"""
+        """Does `next` return, or raise, at once, for the next steps too?"""
         return self._producer.is_ready()
 
     def next(self) -> Batch:

@@ -77,9 +77,10 @@ class Producer:
             return parts
 
     def is_ready(self) -> bool:
-        """Are the rows of the next step made, or known to be out of reach?"""
+        """Are the rows of the next steps made, or known to be out of reach?"""
+        rows = URGENT_STEPS * self.n
         with self._work:
-            return bool(self.error) or all(it.rows >= self.n or it.error for it in self.lanes)
+            return bool(self.error) or all(it.rows >= rows or it.error for it in self.lanes)
 
     def move(
         self,

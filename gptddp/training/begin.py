@@ -104,19 +104,20 @@ def pack_first_rows(life: LifeParts) -> None:
     members, n = life.world.members, life.config.lanes
     assert members
     live.phase("packing its first rows")
-    if not (told := members.posts(ROWS)):  # of living members
-        return
-    newest = max(told.values(), key=lambda it: it["step"])
-    ids = [it for it in newest["ids"] if it in told]
-    if len(ids) >= n:
-        return
-    life.rows.owners = owners(n, ids, [newest["ids"][rank] for rank in newest["owners"]])
-    life.rows.move(newest["data"], [*ids, members.me], members.me)
-    while not life.rows.loader.is_ready():
-        pulse.beat()
-        if not members.is_going:
-            raise LifeLost(_ENDED)
-        time.sleep(_LOOK_S)
+    for _ in range(2):  # the others do steps meanwhile, and may need other blocks by then
+        if not (told := members.posts(ROWS)):  # of living members
+            return
+        newest = max(told.values(), key=lambda it: it["step"])
+        ids = [it for it in newest["ids"] if it in told]
+        if len(ids) >= n:
+            return
+        life.rows.owners = owners(n, ids, [newest["ids"][rank] for rank in newest["owners"]])
+        life.rows.move(newest["data"], [*ids, members.me], members.me)
+        while not life.rows.loader.is_ready():
+            pulse.beat()
+            if not members.is_going:
+                raise LifeLost(_ENDED)
+            time.sleep(_LOOK_S)
 
 
 def newest_state(

@@ -45,6 +45,7 @@ from gptddp.training.stop import StopFlag
 from gptddp.training.worlds import Worlds
 
 _PATIENCE = 8  # timeout of a collective, in usual times of a step
+_POST_S = 1.0  # between two posts of the place of the lanes
 
 
 class Life(LifeParts):
@@ -64,14 +65,12 @@ class Life(LifeParts):
         stop: StopFlag,
         clock: PhaseClock,
     ) -> None:
-        """`state`: None on a joiner; only rank 0 has its tensors. `lease`: rank 0 only, not in an
-        audit.
-        """
+        """`state`: None on a joiner; its tensors: rank 0 only. `lease`: rank 0, not in an audit."""
         super().__init__(origin, state.meta if state else {}, lease, dataset, world, stop, clock)
         self._state: SavedState | None = state  # until it is restored
         self.tokenizer = dataset.tokenizer()
         self.worlds: Worlds  # from `restore` on
-        self._began_step = 0.0  # monotonic
+        self._began_step = self._posted = 0.0  # monotonic
         self._ending: Ending | None = None  # rank 0 only
         self._guard = Guard(self)
         stop.hung, stop.silent = self._guard.hung, self.stalls.silent
@@ -296,7 +295,8 @@ class Life(LifeParts):
             self.clock.enter("logging")
             self.recorder.step(self.line, self.progress, self._guard.since - self._began_step)
         self.clock.enter("other")
-        if "phases" in self.line and self.world.rank == 0:  # every ten seconds
+        if self.world.rank == 0 and time.monotonic() > self._posted + _POST_S:
+            self._posted = time.monotonic()
             post_rows(self)
         if self.progress.skipped > self.config.max_skipped:
             first = self.step - self.progress.skipped + 1

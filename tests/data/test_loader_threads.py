@@ -91,3 +91,22 @@ def test_only_a_bounded_number_of_blocks_is_made_ahead():
         time.sleep(0.5)
         assert time.process_time() - cpu < 0.25
         assert sum(dataset.reads.values()) == before
+
+
+def test_a_loader_is_ready_with_rows_for_a_few_steps():
+    """One step's rows are not enough: a worker joins after a step or two more of the others."""
+    dataset, goes_on = Dataset([["x" * 47]] * 4), threading.Event()
+    second = threading.Event()
+
+    def fail(group, attempt):
+        if sum(dataset.reads.values()) > 1:
+            second.set()
+            goes_on.wait(30)
+
+    dataset.fail = fail
+    with open_loader(dataset, lanes=1, batch=1) as loader:
+        assert second.wait(30)  # three rows are made
+        assert not loader.is_ready()
+        goes_on.set()
+        while not loader.is_ready():
+            time.sleep(0.01)

@@ -25,7 +25,7 @@ def cgroup():
 
 
 @pytest.fixture(scope="module")
-def job(jobs, cgroup):
+def job(cgroup, jobs):  # the cgroup goes after the jobs
     """A job of four pods, one of which starts; pod 1 is to run in the memory cgroup."""
 
     def within(i: int) -> list[str]:

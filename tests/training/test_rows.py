@@ -9,6 +9,7 @@ from support.loaders import LANES, SEED, SEQ_LEN, Dataset, corpus, open_loader
 from gptddp.config import Config, with_preset
 from gptddp.data import blocks
 from gptddp.data.lanes import owners
+from gptddp.data.loader import Loader
 from gptddp.errors import BadRowGroup, ConfigError, DataError, LifeLost
 from gptddp.training.begin import ROWS, pack_first_rows, post_rows
 from gptddp.training.rows import Rows
@@ -78,6 +79,26 @@ def test_a_joiner_reads_nothing_more_once_it_is_in(four, is_stale):
     batch = life.rows.loader.next()
     assert len(batch.lanes) == LANES // 4
     assert list(batch.lanes) == [n for n, it in enumerate(life.rows.owners) if it == "e"]
+    life.rows.close()
+
+
+def test_a_joiner_follows_steps_that_are_done_while_it_packs(four, monkeypatch):
+    """The others have begun other blocks by the time it has packed its first ones."""
+    dataset, members = corpus(), Members()
+    members.told = dict.fromkeys("abcd", four[0])
+    life, ready, far = joiner(dataset, members), Loader.is_ready, 20
+    later = told(9 + far, list("abcd"), [], far)[0]
+
+    def packed(loader: Loader) -> bool:
+        if is_packed := ready(loader):
+            members.told = dict.fromkeys("abcd", later)
+        return is_packed
+
+    monkeypatch.setattr(Loader, "is_ready", packed)
+    pack_first_rows(life)
+    dataset.fail = lambda group, attempt: pytest.fail(f"{group} is read")
+    life.rows.move(state_after(far), list("abcde"), "e")
+    assert len(life.rows.loader.next().lanes) > 0
     life.rows.close()
 
 

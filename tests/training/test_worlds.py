@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -262,16 +263,14 @@ def test_a_joiner_prepares_its_first_check_and_its_first_rows(monkeypatch):
     assert replicas.keys_of.cache_info().currsize == 1 and packed == [life]
 
 
-@pytest.mark.parametrize(
-    ("line", "rank", "posts"), [({"phases": {}}, 0, 1), ({"phases": {}}, 1, 0), ({}, 0, 0)]
-)
-def test_rank_0_posts_where_the_lanes_are_with_the_seconds(monkeypatch, line, rank, posts):
-    """Every ten seconds: a worker that joins a world hours later packs the rows of that moment."""
+@pytest.mark.parametrize(("ago_s", "rank", "posts"), [(1.5, 0, 1), (1.5, 1, 0), (0.0, 0, 0)])
+def test_rank_0_posts_where_the_lanes_are_every_second(monkeypatch, ago_s, rank, posts):
+    """A worker that joins a world hours later packs the rows of that moment."""
     posted: list[Any] = []
     monkeypatch.setattr("gptddp.training.life.post_rows", posted.append)
     about = {"world": SimpleNamespace(rank=rank), "clock": PhaseClock(), "recorder": None}
-    about |= {"progress": Progress(), "config": SimpleNamespace(max_skipped=0), "line": line}
-    Life.record(SimpleNamespace(**about))  # type: ignore[arg-type]
+    about |= {"progress": Progress(), "config": SimpleNamespace(max_skipped=0), "line": {}}
+    Life.record(SimpleNamespace(**about, _posted=time.monotonic() - ago_s))  # type: ignore
     assert len(posted) == posts
 
 
