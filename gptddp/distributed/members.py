@@ -254,6 +254,9 @@ class Members:
                     self._posts.setdefault(member, {}).update(posts)
                 if AT in posts:
                     self._goes_on(self._arrived, member)
+        elif kind == "ended":
+            if self.view is None or about not in self.view.ids:  # its posts may still be read
+                self._posts.pop(about, None)
         elif kind == "lost":
             self._lost.update(about)
         elif kind == "going":

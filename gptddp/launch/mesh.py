@@ -193,6 +193,7 @@ class Mesh:
             member = rows[agent]["member"] if agent in rows else None
             if member is None or member["id"] != post["id"]:
                 del self._posts[agent]
+                self._push({"ended": post["id"]})
         self._tell_worker()
 
     def _leave(self, why: str) -> None:

@@ -69,6 +69,20 @@ def test_posts_reach_all_members_until_their_author_is_lost(mesh, three):
     seen(b, lambda: b.posts("key") == {a.me: {"x": 1}})
 
 
+def test_a_worker_forgets_the_posts_of_the_dead(mesh, three):
+    """Those of its own view only with the next view: the others may still have to read them."""
+    (a, b, c), _ = three
+    late = Members(mesh.path, "d")
+    for it in (b, late):
+        it.post("key", 1)
+        seen(a, lambda it=it: it.me in a.posts("key"))
+    seen(late, lambda: b.me in late.posts("key"))
+    mesh.tell_all({"ended": b.me})
+    mesh.tell_all({"ended": late.me})
+    seen(late, lambda: not late.posts("key"))
+    seen(a, lambda: [*a.posts("key")] == [b.me])
+
+
 @pytest.mark.parametrize("why", ["lost", "left out", "left", "arrived", "out", "lease"])
 def test_a_world_is_over_when_its_collectives_cannot_end(mesh, three, why):
     """A view with one more member does not end it; the reading thread calls `on_news`."""

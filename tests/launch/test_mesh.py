@@ -102,6 +102,7 @@ def test_a_killed_pod_is_out_of_the_view_at_once_and_its_successor_joins(job):
     one.pods[0].kill()
     one.agree(one.pods[1:])
     assert max(after(one.pods[1:], start, number)) < SILENT_S / 2
+    assert any("ended" in line for line in one.pods[1].log()), "its posts are never forgotten"
     one.add(0)
     _, pods = one.agree(one.pods)
     assert pods[-1] == one.pods[0].address
