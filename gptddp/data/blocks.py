@@ -153,8 +153,7 @@ class Lane:
     ) -> None:
         """`cursor`: (epoch, block, row) to start at; DataError if the lane has no such block."""
         self.number, self.dealt, self.seed = number, dealt, seed
-        # making blocks: used only by the thread that has set `busy`
-        self.busy = False
+        # making blocks: used only by the one thread that makes its next block
         self.stopped = threading.Event()  # its rows are not needed any more
         self.error: BaseException | None = None
         self.reading = ""  # the name of the row group that is being read; for any thread

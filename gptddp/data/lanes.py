@@ -120,24 +120,33 @@ def rows_order(n: int, seed: int, lane: int, epoch: int, block: int) -> np.ndarr
     return keyed_order(n, seed, ROWS, lane, epoch, block)
 
 
-def owned(rank: int, world_size: int, lanes: int) -> range:
-    """The lanes of a rank in a first world: lanes / world_size lanes, rounded down or up."""
-    return range(rank * lanes // world_size, (rank + 1) * lanes // world_size)
+def owned(place: int, members: int, lanes: int) -> range:
+    """The lanes at this place of a list of members: lanes / members, rounded down or up."""
+    return range(place * lanes // members, (place + 1) * lanes // members)
+
+
+def shares(lanes: int, members: Sequence[str]) -> dict[str, int]:
+    """The number of lanes of each member, by its id.
+
+    The order of the ids decides, and not that of the ranks: a worker that joins packs the rows of
+    its lanes before it has a rank.
+    """
+    order = sorted(members, key=lambda it: (len(it), it))  # `10` comes after `9`
+    return {it: len(owned(n, len(order), lanes)) for n, it in enumerate(order)}
 
 
 def owners(lanes: int, members: Sequence[str], before: Sequence[str] = ()) -> list[str]:
-    """The owner of each lane in a world, by its members' ids in the order of their ranks.
+    """The owner of each lane in a world, by its members' ids, whose order does not matter.
 
     `before`: the owners in the world before. As many lanes as possible stay with their owner,
     because another rank would have to pack their rows first, while all wait for it.
     """
-    size = len(members)
-    wants = {it: len(owned(rank, size, lanes)) for rank, it in enumerate(members)}
+    wants = shares(lanes, members)
     found = []
     for owner in before or [""] * lanes:
         stays = wants.get(owner, 0) > 0
         found.append(owner if stays else "")
         if stays:
             wants[owner] -= 1
-    rest = iter([it for it in members for _ in range(wants[it])])
+    rest = iter([it for it, n in wants.items() for _ in range(n)])
     return [owner or next(rest) for owner in found]

@@ -123,9 +123,13 @@ class Loader:
         """
         self._producer.move(self._start(own, state), self._lane)
 
-    def is_ready(self) -> bool:
-        """Does `next` return, or raise, at once, for the next steps too?"""
-        return self._producer.is_ready()
+    def is_ready(self, steps: int = 1) -> bool:
+        """Will `next` return, or raise, at once, for so many steps? Their rows are made first."""
+        return self._producer.is_ready(steps)
+
+    def reading(self) -> str:
+        """The file that is read at this moment; "" if none. Any thread may ask."""
+        return self._producer.reading()
 
     def next(self) -> Batch:
         """Wait for the next batch and return it.

@@ -29,7 +29,9 @@ class Producer:
     ) -> None:
         """`rows`: taken from every lane per step; `prefetch`: blocks per lane to keep ready."""
         self.source, self.lanes, self.n, self.prefetch = source, lanes, rows, prefetch
+        self.urgent_rows = URGENT_STEPS * rows
         self._blocks = self._block_rows = 0  # made so far
+        self._busy: set[Lane] = set()  # whose block is being made, also if not needed any more
         self._stopped = threading.Event()
         self.error: BaseException | None = None  # it concerns all lanes
         lock = threading.RLock()  # reentrant: a garbage collection inside may call stop()
@@ -76,11 +78,20 @@ class Producer:
             self._work.notify_all()
             return parts
 
-    def is_ready(self) -> bool:
-        """Are the rows of the next steps made, or known to be out of reach?"""
-        rows = URGENT_STEPS * self.n
+    def is_ready(self, steps: int) -> bool:
+        """Are the rows of the next steps made, or known to be out of reach?
+
+        At least URGENT_STEPS steps. From now on such rows come before all others.
+        """
         with self._work:
-            return bool(self.error) or all(it.rows >= rows or it.error for it in self.lanes)
+            self.urgent_rows = max(URGENT_STEPS, steps) * self.n
+            self._work.notify_all()
+            enough = (it.rows >= self.urgent_rows or it.error for it in self.lanes)
+            return bool(self.error) or all(enough)
+
+    def reading(self) -> str:
+        """In any thread: the file that a thread reads at this moment; "" if none."""
+        return next((lane.reading for lane in [*self._busy] if lane.reading), "")
 
     def move(
         self,
@@ -102,9 +113,7 @@ class Producer:
 
     def _reading(self, lane: Lane) -> str:
         """In any thread: the file whose reading holds up this lane; "" if none."""
-        if lane.busy:
-            return lane.reading
-        return next((other.reading for other in self.lanes if other.reading), "")
+        return lane.reading if lane in self._busy else self.reading()
 
     def _run(self) -> None:
         try:
@@ -124,31 +133,33 @@ class Producer:
         """Store the error for the trainer's thread, which raises it when it needs the rows."""
         with self._ready:
             what.error = error
+            if isinstance(what, Lane):
+                self._busy.discard(what)
             self._ready.notify_all()
 
     def _next_lane(self) -> Lane | None:
         """Wait until a lane needs a block, set it busy and return it. None: stop."""
         with self._work:
             while not self._stopped.is_set():
-                idle = [lane for lane in self.lanes if not lane.busy and not lane.error]
+                idle = [it for it in self.lanes if it not in self._busy and not it.error]
                 lane = min(idle, key=lambda lane: lane.rows, default=None)
                 if lane and self._needs(lane):
-                    lane.busy = True
+                    self._busy.add(lane)
                     return lane
                 self._work.wait()
         return None
 
     def _needs(self, lane: Lane) -> bool:
-        if lane.rows < URGENT_STEPS * self.n:
+        if lane.rows < self.urgent_rows:
             return True
-        if any(other.busy for other in self.lanes):
+        if self._busy:
             return False
         enough = self.prefetch * len(self.lanes) * self._block_rows / self._blocks
         return sum(lane.rows for lane in self.lanes) < enough
 
     def _deliver(self, lane: Lane, made: Made | None) -> None:
         with self._ready:
-            lane.busy = False
+            self._busy.discard(lane)
             if made:
                 lane.ready.append(made)
                 lane.rows += len(made.rows)

@@ -1,6 +1,7 @@
 """The beginning of a life: all ranks find the newest state."""
 
 import logging
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from gptddp.checkpoint.load import SavedState
 from gptddp.config import Config
 from gptddp.data.dataset import Dataset
 from gptddp.data.lanes import owners
-from gptddp.distributed import environment, pulse
+from gptddp.distributed import environment, pulse, storage
 from gptddp.distributed.connect import World
 from gptddp.distributed.members import View
 from gptddp.distributed.waiting import Tell
@@ -28,9 +29,14 @@ from gptddp.training.parts import LifeParts
 log = logging.getLogger(__name__)
 
 ORIGIN, ROWS = "origin", "rows"  # keys of the posts for workers that join
+JOINS = "joins"  # key of their own
 
 _TELL_S = 1.0  # between two reports to the other ranks, which wait
 _LOOK_S = 0.05  # between two looks whether the first rows are packed
+_POSTS_S = 3.0  # until the posts of the others are here; a worker that rejoins has lost them
+# A joiner has the rows of so many seconds of steps: a post may be a second old, and more steps are
+# done until it is in. Of shorter steps than _LEAST_STEP_S it has fewer.
+_AHEAD_S, _LEAST_STEP_S = 3.0, 0.03
 _ENDED = "the world that this worker was to join has ended"
 
 
@@ -92,32 +98,51 @@ def post_rows(life: LifeParts) -> None:
         rank = {it: n for n, it in enumerate(ids)}
         owners = [rank[it] for it in life.rows.owners]
         about = {"step": life.step, "data": life.progress.data, "ids": ids, "owners": owners}
+        about["step_s"] = life.progress.train_s / max(1, life.step)
         life.world.members.post(ROWS, about)
 
 
 def pack_first_rows(life: LifeParts) -> None:
-    """On a worker that joins: make the rows of its next step, so that the others need not wait.
+    """On a worker that joins: make the rows of its next steps, so that the others need not wait.
 
-    It expects to be the only one that joins, and packs other lanes once it is in, if need be.
-    Raises LifeLost if the world that it joins has ended.
+    If others join at another moment, it needs other lanes, and packs those once it is in. Raises
+    LifeLost if the world that it joins has ended.
     """
-    members, n = life.world.members, life.config.lanes
+    members = life.world.members
     assert members
     live.phase("packing its first rows")
+    members.post(JOINS, True)
+    members.wait_for(lambda: members.is_going and members.posts(ROWS), _POSTS_S)
     for _ in range(2):  # the others do steps meanwhile, and may need other blocks by then
-        if not (told := members.posts(ROWS)):  # of living members
+        if not (steps := _plan(life)):
             return
-        newest = max(told.values(), key=lambda it: it["step"])
-        ids = [it for it in newest["ids"] if it in told]
-        if len(ids) >= n:
-            return
-        life.rows.owners = owners(n, ids, [newest["ids"][rank] for rank in newest["owners"]])
-        life.rows.move(newest["data"], [*ids, members.me], members.me)
-        while not life.rows.loader.is_ready():
-            pulse.beat()
-            if not members.is_going:
-                raise LifeLost(_ENDED)
-            time.sleep(_LOOK_S)
+        with storage.waiting(life.rows.loader.reading):
+            while not life.rows.loader.is_ready(steps):
+                if not members.is_going:
+                    raise LifeLost(_ENDED)
+                time.sleep(_LOOK_S)
+
+
+def _plan(life: LifeParts) -> int:
+    """Begin to make the rows that this worker needs if all that join now come in together.
+
+    Returns the number of steps for which it needs rows before that; 0: no rows.
+    """
+    members = life.world.members
+    assert members
+    if not (told := members.posts(ROWS)):  # of living members
+        return 0
+    newest = max(told.values(), key=lambda it: it["step"])
+    ids = [it for it in newest["ids"] if it in told]
+    most = min(life.config.lanes, members.most)
+    if len(ids) >= most:
+        return 0
+    before = [newest["ids"][rank] for rank in newest["owners"]]
+    life.rows.owners = owners(life.config.lanes, ids, before)
+    others = [it for it in members.posts(JOINS) if it not in (*ids, members.me)]
+    life.rows.move(newest["data"], [*ids, members.me, *others][:most], members.me)
+    step_s: float = newest["step_s"]
+    return 1 + math.ceil(_AHEAD_S / max(step_s, _LEAST_STEP_S))
 
 
 def newest_state(

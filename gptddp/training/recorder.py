@@ -98,9 +98,8 @@ class Recorder:
             self._scrapes = Scrapes(self.metrics.registry, c.metrics_port, loopback)
 
     def _of_world(self) -> Stragglers:
-        ranks, n = self.world.world_size, self.config.lanes
-        slots = [len(lanes.owned(rank, ranks, n)) for rank in range(ranks)]
-        return Stragglers(self.world.names, slots)
+        slots = lanes.shares(self.config.lanes, self.world.ids)
+        return Stragglers(self.world.names, [slots[it] for it in self.world.ids])
 
     def _to_ledger(self, event: Mapping[str, Any]) -> None:
         """A sink: the events for later lives, reports and audits; also adds up their sums."""

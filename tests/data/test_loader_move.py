@@ -3,11 +3,14 @@
 import contextlib
 import json
 import random
+import threading
+import time
 
 import pytest
 from support.loaders import LANES, corpus, global_batch, open_loader, run, same
 
 from gptddp.data.lanes import owned
+from gptddp.distributed import storage
 from gptddp.errors import DataError
 
 STEPS = 60
@@ -57,6 +60,30 @@ def test_a_lane_that_stays_keeps_its_packed_rows():
         now = {lane.number: lane for lane in loader._producer.lanes}
         assert sorted(now) == [2, 3, 4] and now[4] is lanes[4]
         assert all(lanes[it].stopped.is_set() for it in (5, 6, 7))
+
+
+def test_a_hanging_read_of_a_lane_that_moves_away_is_named():
+    """It blocks the only thread, so the other lanes wait for the same file."""
+    dataset, goes_on, hangs = corpus(), threading.Event(), threading.Event()
+
+    def fail(group, attempt):
+        hangs.set()
+        goes_on.wait(30)
+
+    dataset.fail = fail
+    with open_loader(dataset, threads=1) as loader:
+        assert hangs.wait(30)
+        (busy,) = loader._producer._busy
+        loader.move([lane for lane in range(LANES) if lane != busy.number], None)
+        thread = threading.Thread(target=loader.next)
+        thread.start()
+        end = time.monotonic() + 30
+        while not storage.waited_for() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert "row group" in storage.waited_for()
+        goes_on.set()
+        thread.join()
+    assert not loader._producer._busy
 
 
 def test_a_state_of_another_run_is_refused():

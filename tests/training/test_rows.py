@@ -1,5 +1,8 @@
 """A worker that joins has the rows of its next step before the others let it in."""
 
+import threading
+import time
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +13,9 @@ from gptddp.config import Config, with_preset
 from gptddp.data import blocks
 from gptddp.data.lanes import owners
 from gptddp.data.loader import Loader
+from gptddp.distributed import storage
 from gptddp.errors import BadRowGroup, ConfigError, DataError, LifeLost
-from gptddp.training.begin import ROWS, pack_first_rows, post_rows
+from gptddp.training.begin import JOINS, ROWS, pack_first_rows, post_rows
 from gptddp.training.rows import Rows
 
 C = with_preset(
@@ -21,16 +25,22 @@ C = with_preset(
 
 
 class Members:
-    """The launcher's knowledge: the posts of living members."""
+    """The launcher's knowledge: the posts of living members, and of others that `join`."""
 
-    me, is_going = "e", True
+    is_going, most = True, 2 * LANES
 
-    def __init__(self) -> None:
+    def __init__(self, me: str = "e", join: Sequence[str] = ()) -> None:
         self.told: dict[str, Any] = {}
+        self.me, self.join = me, join
+
+    def post(self, key: str, value: Any) -> None:
+        assert key == JOINS
 
     def posts(self, key: str) -> dict[str, Any]:
-        assert key == ROWS
-        return self.told
+        return self.told if key == ROWS else dict.fromkeys([self.me, *self.join], True)
+
+    def wait_for(self, found: Callable[[], Any], limit_s: float) -> Any:
+        return found()
 
 
 def state_after(steps: int) -> dict[str, Any]:
@@ -38,7 +48,9 @@ def state_after(steps: int) -> dict[str, Any]:
         return loader.state([loader.next() for _ in range(steps)][-1].cursors)
 
 
-def told(step: int, ids: list[str], before: list[str], steps: int) -> tuple[Any, list[str]]:
+def told(
+    step: int, ids: list[str], before: list[str], steps: int, train_s: float = 0.0
+) -> tuple[Any, list[str]]:
     """The post of a member of this world, and the owners of its lanes."""
     posts: list[Any] = []
     members = SimpleNamespace(post=lambda key, value: posts.append(value))
@@ -47,7 +59,7 @@ def told(step: int, ids: list[str], before: list[str], steps: int) -> tuple[Any,
         SimpleNamespace(  # type: ignore[arg-type]
             world=SimpleNamespace(members=members, ids=ids),
             step=step,
-            progress=SimpleNamespace(data=state_after(steps)),
+            progress=SimpleNamespace(data=state_after(steps), train_s=train_s),
             rows=SimpleNamespace(owners=now),
         )
     )
@@ -86,11 +98,11 @@ def test_a_joiner_follows_steps_that_are_done_while_it_packs(four, monkeypatch):
     """The others have begun other blocks by the time it has packed its first ones."""
     dataset, members = corpus(), Members()
     members.told = dict.fromkeys("abcd", four[0])
-    life, ready, far = joiner(dataset, members), Loader.is_ready, 20
+    life, ready, far = joiner(dataset, members), Loader.is_ready, 200
     later = told(9 + far, list("abcd"), [], far)[0]
 
-    def packed(loader: Loader) -> bool:
-        if is_packed := ready(loader):
+    def packed(loader: Loader, steps: int) -> bool:
+        if is_packed := ready(loader, steps):
             members.told = dict.fromkeys("abcd", later)
         return is_packed
 
@@ -99,6 +111,55 @@ def test_a_joiner_follows_steps_that_are_done_while_it_packs(four, monkeypatch):
     dataset.fail = lambda group, attempt: pytest.fail(f"{group} is read")
     life.rows.move(state_after(far), list("abcde"), "e")
     assert len(life.rows.loader.next().lanes) > 0
+    life.rows.close()
+
+
+@pytest.mark.parametrize("most", [2 * LANES, 6])
+def test_workers_that_join_together_pack_their_own_lanes(four, most):
+    """As those of one pod do; here "f" comes first, in the order of the ranks. With `most`, a
+    seventh must wait."""
+    dataset, now, has = corpus(), list("abcdfe"), set[int]()
+    for me, other in ("ef", "fe"):
+        members = Members(me, [other, "z"] if most == 6 else [other])
+        members.most, members.told = most, dict.fromkeys("abcd", four[0])
+        life = joiner(dataset, members)
+        pack_first_rows(life)
+        dataset.fail = lambda group, attempt: pytest.fail(f"{group} is read")
+        life.rows.owners = four[1]
+        life.rows.move(state_after(3), now, me)
+        lanes = set(life.rows.loader.next().lanes)
+        assert lanes and not lanes & has
+        has |= lanes
+        dataset.fail = lambda group, attempt: None
+        life.rows.close()
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(30.0, 2), (0.5, 7), (0.0, 101)])
+def test_a_joiner_has_rows_for_the_steps_of_three_seconds(step_s, steps, monkeypatch):
+    """So many may be done after the post, before it is in."""
+    members, asked = Members(), list[int]()
+    members.told = {"a": told(10, ["a"], [], 1, train_s=10 * step_s)[0]}
+    monkeypatch.setattr(Loader, "is_ready", lambda loader, steps: asked.append(steps) or True)
+    life = joiner(corpus(), members)
+    pack_first_rows(life)
+    assert asked == [steps, steps]
+    life.rows.close()
+
+
+def test_a_hanging_read_of_a_joiner_is_a_wait_for_the_storage(four):
+    """It is logged with the file, and ended after an hour, as any other one."""
+    dataset, members, goes_on = corpus(), Members(), threading.Event()
+    members.told = dict.fromkeys("abcd", four[0])
+    dataset.fail = lambda group, attempt: goes_on.wait(30)
+    life = joiner(dataset, members)
+    thread = threading.Thread(target=pack_first_rows, args=[life])
+    thread.start()
+    end = time.monotonic() + 30
+    while not storage.waited_for() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert "row group" in str(storage.waited_for())
+    goes_on.set()
+    thread.join()
     life.rows.close()
 
 
@@ -126,7 +187,7 @@ def test_a_joiner_gives_up_if_the_world_has_ended(four, monkeypatch):
     members = Members()
     members.told, members.is_going = dict.fromkeys("abcd", four[0]), False
     life = joiner(corpus(), members)
-    monkeypatch.setattr("gptddp.data.loader.Loader.is_ready", lambda loader: False)
+    monkeypatch.setattr(Loader, "is_ready", lambda loader, steps: False)
     with pytest.raises(LifeLost):
         pack_first_rows(life)
     life.rows.close()
