@@ -66,6 +66,11 @@ def _hand_over(life: LifeParts, giver: int, lack: Sequence[int]) -> None:
     if has_it:
         return
     meta, line, lines, events = about
+    left_out = set(life.progress.data.get("quarantined", ()))
+    for event in events:
+        new = event["event"] == "quarantine" and not left_out.issuperset(event["row_groups"])
+        if new and life.recorder:  # rank 0's ledger must have each decision
+            life.recorder.events.emit("quarantine", **event)
     vars(life.progress).update(vars(Progress.from_meta(meta)))
     life.line = line
     life.live.take_over({it["step"]: it for it in lines}, events)

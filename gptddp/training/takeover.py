@@ -68,6 +68,21 @@ class Takeover(threading.Thread):
             raise self._error
         return self._made
 
+    def catch_up(self, recorder: Recorder) -> None:
+        """Add to the records what has happened while they were taken over."""
+        life = self._life
+        for event in self.events:
+            event = {**event, "generation": recorder.generation}
+            if event["event"] == "world":
+                recorder.moved(event)
+            else:
+                recorder.events.emit("quarantine", **event)
+        for step, line in life.live.lines.items():
+            if step > recorder.origin.step:
+                recorder.step(line, life.progress, 0.0)
+            elif step == recorder.origin.step and line != recorder.line:  # evaluated since
+                recorder.completed(line, "val_loss" in line)
+
     def give_up(self) -> None:
         """Stop renewing the lease: without a majority another rank may have the records."""
         self._is_over = True

@@ -10,6 +10,7 @@ Without gptddp's launcher a life has one world (`is_static`), and a lost peer en
 *records* are ledger, log and lease, which rank 0 holds.
 """
 
+import errno
 import logging
 import math
 import time
@@ -27,14 +28,16 @@ from gptddp.errors import LifeLost, Stopped
 from gptddp.model.sums import Sums
 from gptddp.run import moves
 from gptddp.run.lease import EXPIRY_S, Lease
-from gptddp.training.begin import introduce
+from gptddp.training.begin import introduce, pack_first_rows
 from gptddp.training.compare import compare
+from gptddp.training.end import WAIT_S
 from gptddp.training.parts import LifeParts
 from gptddp.training.takeover import Proof, Takeover
 
 _POLL_S = 0.25
 _GONE_S = 5.0  # until a joiner gives up, while its launcher does not hear of a world
 _BROKEN_S = 1.0  # after a failed collective: if no loss is reported, only connections failed
+_TRIES = 2  # of a joiner to enter a world of the same members; they would wait for ever
 _ALL_S = 1.0  # after a request to stop: if all ranks are asked, all have the request by then
 # A rank that was asked to stop waits this long for the next view, so that its state can be saved.
 # In a tie the view may have to wait until the lease expires.
@@ -54,14 +57,14 @@ class Worlds:
         self.takeover: Takeover | None = None  # on a new rank 0, until it has the records
         self._life, self._world, self._sums = life, life.world, sums
         view = self._world.view
-        # the last view taken; 0: none yet, or a static world
-        self._number = view.number if view else 0
-        self._ids: list[str] = view.ids if view else []  # of the last world entered, by rank
+        self._number = view.number if view else 0  # of the last view taken; 0: none
+        self._failed = 0  # worlds in a row that had the same members and could not be formed
+        # the pod of each member of the last world entered, by rank
+        self._pods = dict(zip(view.ids, self._world.pods, strict=True)) if view else {}
         self._how: dict[str, str] = {}  # how each member was lost since then
         self._noticed: float | None = None  # monotonic: when the end of the world was noticed
         self._proof: Proof | None = None  # the claim to the lease that the launcher asks for
         self._lease: Lease | None = None  # taken as the proof for a view
-        self._pods: list[str] = list(self._world.pods)  # the pods of `_ids`
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -114,7 +117,10 @@ class Worlds:
         pulse.allow(connect.FIRST_TIMEOUT_S)
         if not self._life.live.is_whole and self._world.members:
             self._world.members.status("warm")
-        view = self._newest()
+        last, view = self._world.view, self._newest()
+        self._failed = self._failed + 1 if last and last.ids == view.ids else 0
+        if self._failed == _TRIES and not self._life.live.is_whole:
+            raise LifeLost("this worker cannot be connected with the others: allow them all ports")
         self._number = view.number
         self._how |= {it.id: it.how for it in view.gone}
         if self._life.live.is_whole and self._world.members:  # packing begins while the ranks meet
@@ -173,9 +179,10 @@ class Worlds:
         assert self._world.members
         self._world.members.rejoin()
         self._world.alone()
-        self._world.members.status("warm")
         self._number, self._proof = 0, None
         self._life.live.is_whole = self._life.stop.holds = False
+        pack_first_rows(self._life)
+        self._world.members.status("warm")
 
     def _tell(self, giver: int, is_new: bool) -> None:
         """All ranks: record the change of the world; rank 0 may have to take over the records."""
@@ -183,7 +190,8 @@ class Worlds:
         assert view and self._noticed is not None
         event: Any = None
         if world.rank == giver:
-            old, pods = dict(zip(self._ids, self._pods, strict=True)), list(world.pods)
+            old, pods = self._pods, list(world.pods)
+            new = [rank for rank, id in enumerate(view.ids) if id not in old]
             event = {
                 "event": "world",
                 "time": time.time(),
@@ -198,11 +206,7 @@ class Worlds:
                     for rank, (id, pod) in enumerate(old.items())
                     if id not in view.ids
                 ],
-                "joined": [
-                    {"rank": rank, "pod": pods[rank]}
-                    for rank, id in enumerate(view.ids)
-                    if id not in old
-                ],
+                "joined": [{"rank": rank, "pod": pods[rank]} for rank in new],
                 "pause_s": round(time.monotonic() - self._noticed, 3),
                 "at": time.time() - (time.monotonic() - self._noticed),
                 "phases": life.spent.by_phase(),
@@ -212,7 +216,8 @@ class Worlds:
         event = world.broadcast_value(event, giver)  # all ranks
         # from here on all seconds belong to the new world, even if it ends before its first step
         life.spent.enter(world, before)
-        self._ids, self._pods, self._how, self._noticed = view.ids, list(world.pods), {}, None
+        self._pods, self._how = dict(zip(view.ids, world.pods, strict=True)), {}
+        self._noticed = None
         self.save_soon |= any(it["how"].startswith(TOLD) for it in event["lost"])
         if is_new:
             self._take_over(event, view)
@@ -230,9 +235,8 @@ class Worlds:
         lost = moves.lost(event) or "rank 0 gave up the run, because it had no majority"
         cause = f"after step {event['step']}: {lost}"
         end |= {"event": "end", "cause": cause, "survived": True}
-        if ("end", life.generation) not in [
-            (it["event"], it["generation"]) for it in life.live.events
-        ]:
+        known = [(it["event"], it["generation"]) for it in life.live.events]
+        if ("end", life.generation) not in known:
             life.live.keep_event(end, life.step)
         if self._world.rank == 0:
             lease, self._lease = self._lease, None
@@ -323,26 +327,23 @@ class Worlds:
 
     def take_records(self) -> None:
         """On a new rank 0, once it has the records: add what has happened during the takeover."""
-        life = self._life
         if self.takeover and (recorder := self.takeover.recorder()):
-            for event in self.takeover.events:
-                event = {**event, "generation": recorder.generation}
-                if event["event"] == "world":
-                    recorder.moved(event)
-                else:
-                    recorder.events.emit("quarantine", **event)
-            self.takeover, life.recorder = None, recorder
-            for step, line in life.live.lines.items():
-                if step > recorder.origin.step:
-                    recorder.step(line, life.progress, 0.0)
-                elif step == recorder.origin.step and line != recorder.line:  # evaluated since
-                    recorder.completed(line, "val_loss" in line)
+            taken, self.takeover, self._life.recorder = self.takeover, None, recorder
+            taken.catch_up(recorder)
 
     def wait_for_records(self) -> None:
-        """All ranks: wait until rank 0 has the records, before the life ends."""
+        """All ranks: wait until rank 0 has the records, before the life ends.
+
+        Raises OSError after ten minutes.
+        """
+        began = time.monotonic()
         while True:
             self.take_records()
-            waits = torch.tensor([self.takeover is not None], dtype=torch.int64)
-            if not self._world.all_reduce(waits).item():  # all ranks
+            late = time.monotonic() - began > WAIT_S
+            flags = torch.tensor([self.takeover is not None, late], dtype=torch.int64)
+            waits, lates = self._world.all_reduce(flags).tolist()  # all ranks
+            if not waits:
                 return
+            if lates:
+                raise OSError(errno.EIO, "rank 0 cannot take over the records: see its log")
             time.sleep(_POLL_S)
