@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.fake_worlds import worlds_of
 
 from gptddp import train
 from gptddp.distributed import replicas
 from gptddp.distributed.connect import World
-from gptddp.distributed.members import Member, View
 from gptddp.errors import Broken, ConfigError, Diverged, Hung, LifeLost, LostPeer, Stopped
 from gptddp.run import crash_loop
 from gptddp.run.owners import Owners
@@ -22,7 +22,7 @@ from gptddp.training.clock import PhaseClock
 from gptddp.training.compare import compare
 from gptddp.training.guard import Guard
 from gptddp.training.life import Life
-from gptddp.training.worlds import ALONE_S, Worlds
+from gptddp.training.worlds import ALONE_S
 
 TENSORS = {"w": torch.arange(6.0)}
 CHAIN = 3
@@ -140,17 +140,6 @@ def test_a_world_that_does_not_fit_does_no_step(other, layout, step, error):
         compare(life, layout, records=True)
 
 
-def worlds_of(size: int, asked: bool = False, waited_s: float = 0.0, static: bool = False) -> Any:
-    left: list[str] = []
-    members = None if static else SimpleNamespace(leave=left.append, least=1, most=4)
-    world = SimpleNamespace(
-        world_size=size, is_static=static, members=members, view=None, pods=(), rank=1
-    )
-    stop = SimpleNamespace(asked=asked, waited_s=waited_s, cause="stopped by SIGTERM")
-    life = SimpleNamespace(world=world, stop=stop, recorder=None, cause="", step=3)
-    return Worlds(life, None), life, left
-
-
 def test_a_rank_that_is_asked_to_stop_first_waits_for_a_stop_of_all():
     worlds, life, left = worlds_of(4, asked=True, waited_s=0.5)
     asked, late = worlds.stops()
@@ -176,79 +165,6 @@ def test_a_rank_that_is_asked_to_stop_does_not_wait_for_a_view_for_ever():
     with pytest.raises(Stopped, match="while waiting for the others"):
         worlds._newest()
     assert left == ["told to stop"]
-
-
-def view_of(number: int, *ids: str) -> View:
-    return View(number, "quorum", tuple(Member(it, f"pod-{it}") for it in ids), ())
-
-
-@pytest.mark.parametrize(("whole", "again"), [(False, "abe"), (True, "abe"), (False, "ab")])
-def test_a_joiner_that_cannot_be_connected_ends(monkeypatch, whole, again):
-    """Otherwise the others would form a world with it again and again, and do no step. They have
-    the state, and do not end; nor does a joiner if members are lost."""
-    worlds, life, _ = worlds_of(3)
-    views = [view_of(1, *"abe"), view_of(2, *again), view_of(3, *again)]
-    monkeypatch.setattr(worlds, "_newest", lambda: views.pop(0))
-    life.live, life.clock = SimpleNamespace(is_whole=whole), PhaseClock()
-    life.rows, life.progress = SimpleNamespace(move=lambda *about: None), Progress()
-    life.world.members.me, life.world.members.status = "e", lambda status: None
-
-    def form(view: View) -> None:
-        life.world.view = view
-        raise Broken("not all members can be connected")
-
-    life.world.form = form
-    errors = []
-    for _ in range(3):
-        with pytest.raises((Broken, LifeLost)) as caught:
-            worlds._form()
-        errors.append(caught.type)
-    assert (LifeLost in errors) == (not whole and again == "abe")
-    assert errors[:2] == [Broken, Broken]
-
-
-def test_a_joiner_may_be_the_next_to_hand_the_state_over(monkeypatch):
-    """The last pod of the old world has given it the state, and dies before the change is told."""
-    worlds, life, _ = worlds_of(1)
-    about = {"view": view_of(3, "e"), "pods": ("demo-worker-4",), "rank": 0, "nodes": 1}
-    vars(life.world).update(about, broadcast_value=lambda value, source: value)
-    life.clock, life.generation, life.machines = PhaseClock(), 1, []
-    life.spent = SimpleNamespace(by_phase=dict, met=0.0, enter=lambda world, before: None)
-    kept: list[Any] = []
-    life.live = SimpleNamespace(keep_event=lambda event, step: kept.append(event))
-    worlds._noticed = time.monotonic()
-    worlds._tell(0, False)
-    assert kept[0]["joined"] == [{"rank": 0, "pod": "demo-worker-4"}] and not kept[0]["lost"]
-
-
-def test_a_worker_that_rejoins_packs_its_rows_first(monkeypatch):
-    """The others have done steps without it: they would wait while it reads."""
-    worlds, life, _ = worlds_of(2)
-    did: list[str] = []
-    members = life.world.members
-    members.rejoin, members.status = lambda: did.append("rejoin"), did.append
-    life.world.alone = lambda: None
-    life.takeover, life.live = None, SimpleNamespace(is_whole=True)
-    monkeypatch.setattr("gptddp.training.worlds.pack_first_rows", lambda life: did.append("pack"))
-    worlds._come_back()
-    assert did == ["rejoin", "pack", "warm"]
-
-
-@pytest.mark.parametrize("limit_s", [600.0, 0.0])
-def test_the_end_waits_for_the_records_ten_minutes_at_most(monkeypatch, limit_s):
-    """The volume may be away for good."""
-    worlds, life, _ = worlds_of(2)
-    monkeypatch.setattr("gptddp.training.worlds.WAIT_S", limit_s)
-    monkeypatch.setattr("gptddp.training.worlds._POLL_S", 0.001)
-    looks = iter([None, None, SimpleNamespace()])
-    worlds.takeover = SimpleNamespace(recorder=lambda: next(looks), catch_up=lambda recorder: None)
-    life.world.all_reduce = lambda flags: flags
-    if limit_s:
-        worlds.wait_for_records()
-        assert life.recorder
-        return
-    with pytest.raises(OSError, match="rank 0 cannot take over the records"):
-        worlds.wait_for_records()
 
 
 def test_too_small_a_world_saves_until_it_has_saved():
