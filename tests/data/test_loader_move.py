@@ -4,10 +4,10 @@ import contextlib
 import json
 import random
 import threading
-import time
 
 import pytest
 from support.loaders import LANES, corpus, global_batch, open_loader, run, same
+from support.waiting import until
 
 from gptddp.data.lanes import owned
 from gptddp.distributed import storage
@@ -77,12 +77,12 @@ def test_a_hanging_read_of_a_lane_that_moves_away_is_named():
         loader.move([lane for lane in range(LANES) if lane != busy.number], None)
         thread = threading.Thread(target=loader.next)
         thread.start()
-        end = time.monotonic() + 30
-        while not storage.waited_for() and time.monotonic() < end:
-            time.sleep(0.01)
-        assert "row group" in storage.waited_for()
+        with contextlib.suppress(AssertionError):
+            until(storage.waited_for, "a read", 10)
+        what = storage.waited_for()
         goes_on.set()
         thread.join()
+    assert "row group" in str(what)
     assert not loader._producer._busy
 
 

@@ -1,13 +1,14 @@
 """A worker that joins has the rows of its next step before the others let it in."""
 
+import contextlib
 import threading
-import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.loaders import LANES, SEED, SEQ_LEN, Dataset, corpus, open_loader
+from support.waiting import until
 
 from gptddp.config import Config, with_preset
 from gptddp.data import blocks
@@ -154,13 +155,13 @@ def test_a_hanging_read_of_a_joiner_is_a_wait_for_the_storage(four):
     life = joiner(dataset, members)
     thread = threading.Thread(target=pack_first_rows, args=[life])
     thread.start()
-    end = time.monotonic() + 30
-    while not storage.waited_for() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert "row group" in str(storage.waited_for())
+    with contextlib.suppress(AssertionError):
+        until(storage.waited_for, "a read", 10)
+    what = storage.waited_for()
     goes_on.set()
     thread.join()
     life.rows.close()
+    assert "row group" in str(what)
 
 
 def test_an_error_before_the_join_is_tried_again(four, monkeypatch):
