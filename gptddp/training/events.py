@@ -47,7 +47,6 @@ OTHERS = {  # other kinds of events
     "waiting": "the ranks wait for the last checkpoint",
     "ended": "all records are written: the results of the life",
     "last": "the numbers of the run for the last scrape",
-    "closed": "no event follows",
 }
 
 log = logging.getLogger(__name__)

@@ -339,7 +339,6 @@ class Recorder:
 
     def close(self) -> None:
         """Close the files; try once more to write what the disk has not taken."""
-        self.events.emit("closed")
         if self._scrapes:
             self._scrapes.close()
         self._tracking.end()
