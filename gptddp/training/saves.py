@@ -103,10 +103,7 @@ class Saves:
         """
         with self._watching:
             while saved := self.writer.poll():
-                if saved.error:
-                    self._events.emit("checkpoint", step=saved.step, error=saved.error)
-                else:
-                    self._events.emit("checkpoint", **saved.committed())
+                self._events.emit("checkpoint", **saved)
             records = self.writer, self._ledger, self._log
             trouble = next(filter(None, (it.trouble(self._patience_s) for it in records)), None)
             if bool(trouble) != bool(self.trouble):
