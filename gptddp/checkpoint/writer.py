@@ -191,9 +191,6 @@ class Writer:
 
     def _save(self, request: dict[str, Any]) -> None:
         """Let the saver save. Raises the error that prevented it."""
-        assert self._staging
-        if not self._saver:
-            self._start(self._staging)
         refusal: Exception | None = None
         with contextlib.suppress(OSError):  # the saver is gone: `receive` returns None
             self._channel.send(**request)
@@ -225,14 +222,11 @@ class Writer:
         with theirs:
             numbers = theirs.fileno(), staging.fd
             args = [sys.executable, "-P", "-c", code, *map(str, numbers), str(staging.size)]
-            try:
-                for fd in numbers:
-                    os.set_inheritable(fd, True)
-                # in another session, so that Ctrl-C in a terminal does not end it
-                env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-                self._saver = os.posix_spawn(sys.executable, args, env, setsid=True)
-            finally:
-                os.set_inheritable(staging.fd, False)
+            for fd in numbers:
+                os.set_inheritable(fd, True)
+            env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            # in another session, so that Ctrl-C in a terminal does not end it
+            self._saver = os.posix_spawn(sys.executable, args, env, setsid=True)
 
     def _lost(self) -> OSError:
         """The error for a saver that is gone; the next save starts another."""
