@@ -52,13 +52,13 @@ class Stalls:
         self._next_s = 0.0  # silence at which the stall is reported again
         self._cpu = 0.0, 0.0  # monotonic, and CPU seconds of this process at that time
         self._thread: threading.Thread | None = None
-        pulse.expect(FIRST_S)
+        self._expected_s = FIRST_S  # silence that is a stall
 
     def stepped(self, step_s: float) -> float:
         """Add a step of this many seconds; return the median of the recent steps."""
         self._recent.append(step_s)
         usual_s = statistics.median(self._recent)
-        pulse.expect(max(LEAST_S, min(4 * usual_s, usual_s + MARGIN_S)))
+        self._expected_s = max(LEAST_S, min(4 * usual_s, usual_s + MARGIN_S))
         return usual_s
 
     def silent(self, seconds: float) -> None:
@@ -66,10 +66,10 @@ class Stalls:
         now, cpu = time.monotonic(), time.process_time()
         idle = cpu - self._cpu[1] < _IDLE * (now - self._cpu[0])
         self._cpu = now, cpu
-        if seconds < min(self._next_s, pulse.expected_s()):
+        if seconds < min(self._next_s, self._expected_s):
             self._next_s = 0.0
         busy = self._thread is not None and self._thread.is_alive()
-        too_early = seconds < max(self._next_s, pulse.expected_s())
+        too_early = seconds < max(self._next_s, self._expected_s)
         step = pulse.step()  # 0: the life has not begun
         if self.over or busy or too_early or not step:
             return
