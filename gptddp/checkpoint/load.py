@@ -43,6 +43,7 @@ def load_newest(
     known: Collection[str] = (),
     branches: Sequence[Branch] = (),
     tell: Callable[[str], None] = lambda _: None,
+    step: int | None = None,
 ) -> SavedState | None:
     """The newest checkpoint with every byte as written; None if there never was a checkpoint.
 
@@ -50,11 +51,13 @@ def load_newest(
     beside a running job) and the one before is tried, with a warning. A checkpoint that the run
     `run_id` cannot use is skipped but not renamed (None: only the bytes are checked). `known`:
     names to look for if the directory does not list them. `branches`: of the run; checkpoints that
-    they discard are not used. `tell` gets how much was read. Raises CheckpointError if checkpoints
-    exist but none can be used, OSError if they may be readable later.
+    they discard are not used. `tell` gets how much was read. `step`: only of this step; ConfigError
+    if it has none. Raises CheckpointError if checkpoints exist but none can be used, OSError if
+    they may be readable later.
     """
     skipped: list[Unusable] = []
-    for name in filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))):
+    names = [*filter(store.is_candidate, patiently(lambda: store.names(run_dir, known)))]
+    for name in names if step is None else _of_step(run_dir, names, step):
         if not is_on(branches, *store.order(name)):
             continue
         path = Path(run_dir) / CHECKPOINTS / name
@@ -62,14 +65,14 @@ def load_newest(
             return patiently(partial(load, path, run_id, tell))
         except Unusable as unusable:
             if not unusable.transient and name not in store.names(run_dir, known):  # pruned
-                return load_newest(run_dir, run_id, set_aside, known, branches, tell)
+                return load_newest(run_dir, run_id, set_aside, known, branches, tell, step)
             skipped.append(unusable)
             log.warning("checkpoint skipped: %s", unusable)
             if unusable.damaged and set_aside:
                 retention.set_aside(path)
-    if not patiently(lambda: store.names(run_dir)):
+    if step is None and not patiently(lambda: store.names(run_dir)):
         return None
-    raise _none_valid(run_dir, skipped)
+    raise _none_valid(run_dir, skipped, step)
 
 
 def load(
@@ -90,42 +93,25 @@ def load(
     return SavedState(path.name, step, tensors, manifest["meta"], generation)
 
 
-def load_step(
-    run_dir: str | Path,
-    step: int,
-    run_id: str | None,
-    known: Collection[str] = (),
-    tell: Callable[[str], None] = lambda _: None,
-) -> SavedState:
-    """The newest valid checkpoint of a step. `known`, `tell`: as for `load_newest`.
-
-    Raises ConfigError if there is none, CheckpointError if none is valid, OSError if one may be
-    readable later.
-    """
-    root, skipped = Path(run_dir) / CHECKPOINTS, list[Unusable]()
-    names = list(filter(store.is_candidate, patiently(lambda: store.names(run_dir, known))))
+def _of_step(run_dir: str | Path, names: Sequence[str], step: int) -> list[str]:
+    """The names of the checkpoints of a step. Raises ConfigError if there is none."""
     steps = {name: store.order(name)[1] for name in names}
-    for name in (it for it in names if steps[it] == step):
-        try:
-            return patiently(partial(load, root / name, run_id, tell))
-        except Unusable as unusable:
-            skipped.append(unusable)
-    why = "; ".join(map(str, skipped))
-    if not skipped:
+    if step not in steps.values():
         there = ", ".join(map(str, sorted({*steps.values()}))) or "none"
         raise ConfigError(f"{run_dir} has no checkpoint of step {step}: use one of these: {there}")
-    if any(it.transient for it in skipped):
-        raise OSError(errno.EIO, f"the checkpoint of step {step} cannot be read: {why}", str(root))
-    raise CheckpointError(f"{run_dir}: {why}: use another step")
+    return [name for name in names if steps[name] == step]
 
 
-def _none_valid(run_dir: str | Path, skipped: list[Unusable]) -> Exception:
-    """The error for a run whose checkpoints are all unusable."""
+def _none_valid(run_dir: str | Path, skipped: list[Unusable], step: int | None) -> Exception:
+    """The error for a run whose checkpoints, or those of a step, are all unusable."""
     root = Path(run_dir) / CHECKPOINTS
     why = "; ".join(map(str, skipped)) or "all have been set aside as damaged (.bad)"
     for unusable in skipped:
         if unusable.transient:  # another try may succeed: not the final exit code
-            return OSError(errno.EIO, f"no checkpoint can be read: {why}", str(root))
+            what = "no checkpoint can" if step is None else f"the checkpoint of step {step} cannot"
+            return OSError(errno.EIO, f"{what} be read: {why}", str(root))
+    if step is not None:
+        return CheckpointError(f"{run_dir}: {why}: use another step")
     return CheckpointError(
         f"{root} has checkpoints, but none is valid: {why}. Put a good one back from a backup "
         f"(`gptddp checkpoints {run_dir} --verify` checks it), or move {root} away and give "

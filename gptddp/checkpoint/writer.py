@@ -16,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,28 +31,10 @@ from gptddp.files import explain
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Saved:
-    """The result of one save; `error` is None if the checkpoint is committed."""
-
-    step: int
-    name: str
-    nbytes: int
-    stall_s: float  # taken from training
-    write_s: float  # in the background
-    error: str | None
-    known: Mapping[str, Any] = field(default_factory=dict)  # as given to `submit`
-
-    def committed(self) -> dict[str, Any]:
-        """The fields of its event in the ledger."""
-        names = ("step", "name", "nbytes", "stall_s", "write_s")
-        return {name: getattr(self, name) for name in names} | dict(self.known)
-
-
 class Writer:
     """Commits checkpoints through another process, one at a time. Rank 0 only.
 
-    A disk failure is not raised in the caller: it is the `error` of the result.
+    A disk failure is not raised in the caller: it is the `error` of the save's event.
     `parent`: the checkpoint that this life was restored from. `run_id` and `config`: of the run,
     for each of its checkpoints. `before_commit` runs in a thread when all is written but the name;
     an error from it prevents the commit. It syncs the run's log, so that the log has every
@@ -85,7 +66,7 @@ class Writer:
         self._saver = 0  # its process id; 0: it does not run
         self._channel: Channel  # to the saver
         self._thread: threading.Thread | None = None
-        self._results: deque[Saved] = deque()
+        self._events: deque[dict[str, Any]] = deque()  # of the saves that have ended
         self._began = 0.0  # monotonic: start of the save in flight
         self._tried = ""  # the checkpoint of the last try
         self.failure: Exception | None = None  # of the last save
@@ -123,23 +104,22 @@ class Writer:
             return False
         self._began = time.monotonic()
         begin = time.perf_counter()
-        request: dict[str, Any] = {
-            "name": store.name_of(step, self.generation),
-            "known": dict(known or {}),
-        }
         try:
             staging = self.prepare(tensors)
             staging.fill(tensors)
         except OSError as error:  # not enough memory
-            self._end(step, request, 0.0, error)
+            self._end(step, error, {})
             return True
-        request |= {
+        name = store.name_of(step, self.generation)
+        request: dict[str, Any] = {
+            "name": name,
+            "known": dict(known or {}),
             "run_dir": str(self.run_dir.absolute()),
             "manifest": self._manifest(step, staging.layout, meta),
             "nbytes": staging.nbytes,
             "keep": self.keep,
             "keep_every": self.keep_every,
-            "again": self._tried == request["name"],
+            "again": self._tried == name,
             "stall_s": time.perf_counter() - begin,
         }
         # A daemon, so that a hanging volume cannot delay the exit. The thread must not be inside
@@ -150,9 +130,12 @@ class Writer:
         self._thread.start()
         return True
 
-    def poll(self) -> Saved | None:
-        """The oldest result that was not returned yet, or None."""
-        return self._results.popleft() if self._results else None
+    def poll(self) -> dict[str, Any] | None:
+        """The fields of the oldest save's event that was not returned yet, or None.
+
+        `error` says why the checkpoint was not committed.
+        """
+        return self._events.popleft() if self._events else None
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the save in flight; False if it still runs after `timeout_s`."""
@@ -198,20 +181,16 @@ class Writer:
             failure = exception
             if not isinstance(exception, OSError | GptddpError | Unusable):
                 log.error("checkpoint writer: unexpected error", exc_info=exception)
-        self._end(step, request, time.perf_counter() - begin, failure)
+        about = {it: request[it] for it in ("name", "nbytes", "stall_s")}
+        about["write_s"] = time.perf_counter() - begin
+        self._end(step, failure, {**about, **request["known"]})
 
-    def _end(
-        self, step: int, request: dict[str, Any], write_s: float, failure: Exception | None
-    ) -> None:
-        self.failure, error = failure, _explain(failure) if failure else None
-        about = request["name"], request.get("nbytes", 0), request.get("stall_s", 0.0)
-        self._results.append(Saved(step, *about, write_s, error, request["known"]))
+    def _end(self, step: int, failure: Exception | None, about: Mapping[str, Any]) -> None:
+        self.failure = failure
+        self._events.append({"step": step, **({"error": _explain(failure)} if failure else about)})
 
     def _save(self, request: dict[str, Any]) -> None:
         """Let the saver save. Raises the error that prevented it."""
-        assert self._staging
-        if not self._saver:
-            self._start(self._staging)
         refusal: Exception | None = None
         with contextlib.suppress(OSError):  # the saver is gone: `receive` returns None
             self._channel.send(**request)
@@ -243,14 +222,11 @@ class Writer:
         with theirs:
             numbers = theirs.fileno(), staging.fd
             args = [sys.executable, "-P", "-c", code, *map(str, numbers), str(staging.size)]
-            try:
-                for fd in numbers:
-                    os.set_inheritable(fd, True)
-                # in another session, so that Ctrl-C in a terminal does not end it
-                env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-                self._saver = os.posix_spawn(sys.executable, args, env, setsid=True)
-            finally:
-                os.set_inheritable(staging.fd, False)
+            for fd in numbers:
+                os.set_inheritable(fd, True)
+            env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            # in another session, so that Ctrl-C in a terminal does not end it
+            self._saver = os.posix_spawn(sys.executable, args, env, setsid=True)
 
     def _lost(self) -> OSError:
         """The error for a saver that is gone; the next save starts another."""

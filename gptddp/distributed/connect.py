@@ -255,12 +255,12 @@ class World:
         box: Any = None
         if self.rank == 0:
 
-            def post(doing: str, end: str = "") -> None:
+            def post(doing: str, end: str) -> None:
                 self.post("rank 0", [call, doing, end])
 
             with ended(post):
                 try:
-                    box = ["ok", work(teller(post, self.world_size == 1))]
+                    box = ["ok", work(teller(post))]
                 except errors.GptddpError as error:
                     # the nearest class whose only argument is the message
                     kind = next(c for c in type(error).__mro__ if "__init__" not in vars(c))

@@ -33,8 +33,8 @@ POLL_S = 0.5
 LAST_WORDS_S = 10.0  # to count the hang, which a hanging volume may prevent
 HUNG = 1  # exit code: torchrun starts the ranks again
 
-_LAYOUT = struct.Struct("5d")
-_PID, _BEATS, _LIMIT_S, _STEP, _EXPECTED_S = range(5)
+_LAYOUT = struct.Struct("4d")
+_PID, _BEATS, _LIMIT_S, _STEP = range(4)
 
 
 class Pulse(NamedTuple):
@@ -44,7 +44,6 @@ class Pulse(NamedTuple):
     beats: int
     limit_s: float  # until the next beat
     step: int  # the present step; 0 before its life has begun
-    expected_s: float = 0.0  # until the next beat is overdue; 0: not set
 
 
 # The cells of this process; shared with its launcher as soon as the disk has room.
@@ -64,16 +63,6 @@ def allow(collective_s: float) -> None:
     beat()
 
 
-def expect(seconds: float) -> None:
-    """Set the time after which the next beat is overdue, and reported in a line."""
-    _cells[_EXPECTED_S] = seconds
-
-
-def expected_s() -> float:
-    """The last value of `expect`."""
-    return _cells[_EXPECTED_S]
-
-
 def step() -> int:
     """The present step of this process."""
     return int(_cells[_STEP])
@@ -87,10 +76,10 @@ def path_of(folder: Path, local_rank: int) -> Path:
 def read(path: Path) -> Pulse | None:
     """The pulse of another process; None if it has no pulse yet."""
     try:
-        pid, beats, limit_s, step, expected_s = _LAYOUT.unpack(path.read_bytes())
+        pid, beats, limit_s, step = _LAYOUT.unpack(path.read_bytes())
     except (OSError, struct.error):
         return None
-    return Pulse(int(pid), int(beats), limit_s, int(step), expected_s)
+    return Pulse(int(pid), int(beats), limit_s, int(step))
 
 
 class Silence:

@@ -48,12 +48,8 @@ def waiting(what: Callable[[], str]) -> Iterator[None]:
         _waits.pop()
 
 
-def waited_for() -> str:
-    """The file for which the main thread waits at this moment, for a message; "": none."""
-    return _now()[0]
-
-
-def _now() -> tuple[str, float]:
+def waited_for() -> tuple[str, float]:
+    """The file that the main thread waits for at this moment ("": none), and since when."""
     with contextlib.suppress(IndexError):  # the wait has just ended
         what, since = _waits[-1]
         return what(), since
@@ -68,7 +64,7 @@ class Patience:
 
     def lasts(self) -> bool:
         """Does the main thread wait for the storage, and not for too long? Also logs the wait."""
-        what, since = _now()
+        what, since = waited_for()
         if not what:
             return False
         if since != self._said.began:

@@ -8,7 +8,6 @@ posts change. The death of rank 0 is noticed at once.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import torch.distributed as td
 
@@ -18,6 +17,7 @@ from gptddp.distributed.storage import Said
 from gptddp.errors import LostPeer
 
 Tell = Callable[[str], None]  # takes the present work of rank 0, and its progress
+Post = Callable[[str, str], None]  # takes the same, and how the work ended: "" before its end
 
 TELL_S = 1.0  # between two posts
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.005, 0.25
@@ -25,18 +25,12 @@ _SHOWN = 200  # characters of a line
 _WELL = "ended well"
 
 
-class Post(Protocol):
-    """Posts the work of rank 0 for the other ranks, and how it ended: "" before its end."""
-
-    def __call__(self, doing: str, end: str = "") -> None: ...
-
-
-def teller(post: Post, alone: bool = False) -> Tell:
+def teller(post: Post) -> Tell:
     """Rank 0 only: a function to call with the present work; it costs almost nothing.
 
     Text after a comma is progress, which is posted only every TELL_S.
     """
-    said = Said("[rank 0] this life begins" if alone else "[rank 0] the other ranks wait")
+    said = Said("[rank 0] this life begins")
     next_s, last = 0.0, ""  # monotonic
 
     def tell(doing: str) -> None:
@@ -45,7 +39,7 @@ def teller(post: Post, alone: bool = False) -> Tell:
         if what != last or time.monotonic() >= next_s:
             next_s, last = time.monotonic() + TELL_S, what
             pulse.beat()
-            post(doing)
+            post(doing, "")
             said.update(doing)
             live.phase(doing, drawn_only=True)
 

@@ -10,7 +10,7 @@ import torch
 
 from gptddp import live
 from gptddp.checkpoint import run_state
-from gptddp.checkpoint.load import copy_into, load_newest, load_step
+from gptddp.checkpoint.load import copy_into, load_newest
 from gptddp.checkpoint.run_state import configuration
 from gptddp.config import Config, with_preset
 from gptddp.data.dataset import Dataset, open_dataset
@@ -71,11 +71,9 @@ def _of_run(
     """The model of a checkpoint. Refuses another tokenizer, also one of equal size, with `fix`."""
     live.phase("loading the model")
     found = run_state.read(run)
-    if step is not None:
-        loaded = load_step(run, step, found.run_id)
-    elif newest := load_newest(run, found.run_id, branches=found.branches, set_aside=False):
-        loaded = newest
-    else:
+    branches = () if step is not None else found.branches  # abandoned steps can be asked for
+    loaded = load_newest(run, found.run_id, set_aside=False, branches=branches, step=step)
+    if not loaded:
         raise CheckpointError(f"{run} has no checkpoint yet: wait until training has saved one")
     config = with_preset(config, accelerator=device.type != "cpu")
     there = str(loaded.meta.get("data", {}).get("tokenizer", ""))  # first digits of its hash

@@ -15,40 +15,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gptddp.run.history import RunLog
-
 Event = Mapping[str, Any]
 Sink = Callable[[Event], None]
 
-IN_LEDGER = {  # kinds of events in the ledger
-    "end": "how a life ended without a stop; mostly written by the next life",
-    "changed": "a setting or the code differs from the previous life",
-    "branch": "the run goes back to a checkpoint; written before the life begins, by go_back.py",
-    "start": "a life begins: from which state, in which world, with which configuration",
-    "world": "the life continues with other ranks: lost (and how), joined, and the pause",
-    "checkpoint": "a save has ended: with a name, or with an error",
-    "quarantine": "unreadable row groups are left out from now on",
-    "spike": "loss or gradient norm is many times its usual size",
-    "slow": "a rank is slower than the others",
-    "slow_end": "the rank is not slow any more",
-    "stall": "a step makes no progress: where each rank is",
-    "stall_end": "the step has finished",
-    "diverged": "ranks have different states",
-    "stop": "the life ends without a fault",
-}
-OTHERS = {  # other kinds of events
-    "step": "a step is done; `line` is its line of the log",
-    "completed": "the last step got its missing evaluation or fingerprint",
-    "sample": "the model has written a text after an evaluation",
-    "still": "a stalled step still makes no progress",
-    "loaded": "a checkpoint was read",
-    "newest": "the newest checkpoint, of any life",
-    "storage": "the storage begins to fail, or works again",
-    "waiting": "the ranks wait for the last checkpoint",
-    "ended": "all records are written: the results of the life",
-    "last": "the numbers of the run for the last scrape",
-    "closed": "no event follows",
-}
+# Kinds of events in the ledger; docs/internals.md says when, and with which fields.
+IN_LEDGER = frozenset({
+    "start", "world", "checkpoint", "branch", "changed", "quarantine", "spike", "slow", "slow_end",
+    "stall", "stall_end", "diverged", "stop", "end",
+})  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -79,9 +53,3 @@ class Events:
                     self._failed.append(sink)
                     name = getattr(sink, "__name__", type(sink).__name__)
                     log.exception("training continues, but %s has failed on `%s`", name, kind)
-
-
-def to_log(run_log: RunLog) -> Sink:
-    """Write the line of a step, and again when it is completed."""
-    kinds = ("step", "completed")
-    return lambda event: run_log.append(event["line"]) if event["event"] in kinds else None

@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from gptddp.checkpoint import store
-from gptddp.checkpoint.load import SavedState, load_step
+from gptddp.checkpoint.load import SavedState, load_newest
 from gptddp.checkpoint.writer import Writer
 from gptddp.config import Config
 from gptddp.distributed.waiting import Tell
@@ -48,7 +48,9 @@ def go_back(
         return
     step = config.from_step if new else int(recorded.branches[-1]["step"])
     tell(f"looking for a checkpoint of step {step}")
-    loaded = load_step(run, step, run_id, recorded.commits, tell)
+    known = recorded.commits
+    loaded = load_newest(run, run_id, set_aside=False, known=known, tell=tell, step=step)
+    assert loaded  # or an error was raised
     log.warning("run %s goes back to %s: its later steps are abandoned", run, loaded.name)
     try:
         if new:

@@ -96,7 +96,7 @@ class Guard:
         A hang counts as an error of the trainer, with two exceptions: before the first step, where
         the cause is mostly a volume, and while it waits for a volume, which may recover.
         """
-        reads = storage.waited_for()
+        reads, _ = storage.waited_for()
         hung = Hung(f"it {where}, waiting for {reads}" if reads else f"it {where}")
         if not self.restored:
             return hung.exit_code

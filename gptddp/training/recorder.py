@@ -31,7 +31,7 @@ from gptddp.run.summary import Summary
 from gptddp.training import changes, results
 from gptddp.training.clock import RankSeconds
 from gptddp.training.console import Console
-from gptddp.training.events import IN_LEDGER, Events, to_log
+from gptddp.training.events import IN_LEDGER, Events
 from gptddp.training.metrics import Metrics
 from gptddp.training.samples import to_samples
 from gptddp.training.saves import Saves
@@ -80,9 +80,8 @@ class Recorder:
         )
         self.metrics.state = lambda: self.clock.state(stop.asked)
         self._sums = Summary()  # of the run's events
-        records = self._to_ledger, to_log(self.log)
         views = self.metrics, Console(origin), to_samples(run)
-        self.events = Events(origin.generation, records, views)
+        self.events = Events(origin.generation, [self._record], views)
         self.saves = Saves(origin, lease, self.log, self.ledger, self.events)
         self.line: Mapping[str, Any] = origin.line or {}  # of the last step
         self._batch_fp: str | None = None  # of the last step, if this life has done it
@@ -101,11 +100,13 @@ class Recorder:
         slots = lanes.shares(self.config.lanes, self.world.ids)
         return Stragglers(self.world.names, [slots[it] for it in self.world.ids])
 
-    def _to_ledger(self, event: Mapping[str, Any]) -> None:
-        """A sink: the events for later lives, reports and audits; also adds up their sums."""
+    def _record(self, event: Mapping[str, Any]) -> None:
+        """A sink: lines of the log, and the ledger's events; also adds up the sums of these."""
         if event["event"] in IN_LEDGER:
             self.ledger.append(event)
             self._sums.add(event)
+        elif event["event"] in ("step", "completed"):
+            self.log.append(event["line"])
 
     def begin(
         self,
@@ -338,7 +339,6 @@ class Recorder:
 
     def close(self) -> None:
         """Close the files; try once more to write what the disk has not taken."""
-        self.events.emit("closed")
         if self._scrapes:
             self._scrapes.close()
         self._tracking.end()

@@ -1,6 +1,5 @@
 """Rank 0's checkpoints: when one is due, how each save ended, and trouble with the storage."""
 
-import math
 import threading
 import time
 from collections.abc import Mapping
@@ -60,7 +59,7 @@ class Saves:
         with suppress(OSError):  # the first save reports it
             self.writer.prepare(tensors)  # now, so that no step has to wait for it
 
-    def is_due(self, within_s: float = math.inf) -> bool:
+    def is_due(self, within_s: float) -> bool:
         """Is a save due, at most `within_s` after the last, and is no save running?"""
         age_s = time.monotonic() - self._saved_at
         return age_s >= min(self._every_s, within_s) and not self.writer.busy
@@ -103,10 +102,7 @@ class Saves:
         """
         with self._watching:
             while saved := self.writer.poll():
-                if saved.error:
-                    self._events.emit("checkpoint", step=saved.step, error=saved.error)
-                else:
-                    self._events.emit("checkpoint", **saved.committed())
+                self._events.emit("checkpoint", **saved)
             records = self.writer, self._ledger, self._log
             trouble = next(filter(None, (it.trouble(self._patience_s) for it in records)), None)
             if bool(trouble) != bool(self.trouble):

@@ -44,35 +44,32 @@ class Stall:
 class Stalls:
     """Finds where this rank is; on rank 0 where all are. `silent` runs in the pulse's thread."""
 
-    def __init__(
-        self, world: World, clock: PhaseClock, report: Callable[[Stall], None] | None = None
-    ) -> None:
-        """`report`: takes a stall, on rank 0, in a thread."""
+    def __init__(self, world: World, clock: PhaseClock, report: Callable[[Stall], None]) -> None:
+        """`report`: takes a stall, in a thread; of interest on rank 0 only."""
         self.over = False  # no step follows: long silence is no stall
         self._world, self._clock, self._report = world, clock, report
-        self.usual_s = 0.0  # of a step; 0: no step is done
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._next_s = 0.0  # silence at which the stall is reported again
         self._cpu = 0.0, 0.0  # monotonic, and CPU seconds of this process at that time
         self._thread: threading.Thread | None = None
-        pulse.expect(FIRST_S)
+        self._expected_s = FIRST_S  # silence that is a stall
 
     def stepped(self, step_s: float) -> float:
         """Add a step of this many seconds; return the median of the recent steps."""
         self._recent.append(step_s)
-        self.usual_s = statistics.median(self._recent)
-        pulse.expect(max(LEAST_S, min(4 * self.usual_s, self.usual_s + MARGIN_S)))
-        return self.usual_s
+        usual_s = statistics.median(self._recent)
+        self._expected_s = max(LEAST_S, min(4 * usual_s, usual_s + MARGIN_S))
+        return usual_s
 
     def silent(self, seconds: float) -> None:
         """Look for a stall: this rank has made no progress for this long."""
         now, cpu = time.monotonic(), time.process_time()
         idle = cpu - self._cpu[1] < _IDLE * (now - self._cpu[0])
         self._cpu = now, cpu
-        if seconds < min(self._next_s, pulse.expected_s()):
+        if seconds < min(self._next_s, self._expected_s):
             self._next_s = 0.0
         busy = self._thread is not None and self._thread.is_alive()
-        too_early = seconds < max(self._next_s, pulse.expected_s())
+        too_early = seconds < max(self._next_s, self._expected_s)
         step = pulse.step()  # 0: the life has not begun
         if self.over or busy or too_early or not step:
             return
@@ -90,14 +87,12 @@ class Stalls:
             # rank 0 is lost or stopped, this rank is ending, or a post is no JSON
             with contextlib.suppress(td.DistError, RuntimeError, ValueError):
                 found |= self._exchange(step, mine)
-        if self._report and step == pulse.step() and not self.over:
+        if step == pulse.step() and not self.over:
             self._report(described(step, seconds, found, world.names))
 
     def _exchange(self, step: int, mine: Mapping[str, Any]) -> dict[int, Any]:
-        """Post where this rank is; on rank 0 return the posts of the others so far."""
+        """Post where this rank is; return the posts of all ranks so far."""
         self._world.post("where", [step, mine])
-        if self._report is None:
-            return {}
         time.sleep(GATHER_S)
         posted = {it: v for it, v in self._world.posted("where").items() if isinstance(v, list)}
         return {rank: its for rank, (of_step, its) in posted.items() if of_step == step}

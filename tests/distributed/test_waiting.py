@@ -9,7 +9,7 @@ import pytest
 from support.forked import Forked, ranks
 from support.waiting import until
 
-from gptddp.distributed import storage, waiting
+from gptddp.distributed import storage
 
 # Rank 0 acts by the first flag; the second is the time limit in seconds. Rank 1 is the first of
 # another pod.
@@ -85,19 +85,9 @@ def test_the_ranks_wait_for_a_read_of_three_times_the_limit(world):
         assert "got read" in err
         said.append([line for line in err.splitlines() if " of 45 (" in line])
     assert [len(lines) > 0 for lines in said] == [True, True, False]
-    assert said[0][0].startswith("[rank 0] the other ranks wait: reading ")
+    assert said[0][0].startswith("[rank 0] this life begins: reading ")
     assert said[1][0].startswith("[rank 1] waiting for rank 0: reading ")
     assert len(said[0]) < 8 and len(said[1]) < 8
-
-
-def test_a_single_rank_mentions_no_others(monkeypatch, caplog):
-    """A single rank reports its own wait, without a word about other ranks."""
-    monkeypatch.setattr(storage, "FIRST_LINE_S", 0.0)
-    caplog.set_level("INFO")
-    waiting.teller(lambda doing, end="": None, alone=True)(
-        "waiting until the run is free, for 20 s"
-    )
-    assert "until the run is free" in caplog.text and "other ranks" not in caplog.text
 
 
 def test_a_start_reports_its_progress(run, monkeypatch, caplog):

@@ -1,5 +1,7 @@
 """A checkpoint writer that can be waited for, and one that needs no process of its own."""
 
+from types import SimpleNamespace
+
 from gptddp.checkpoint import saver, writer
 
 
@@ -23,10 +25,10 @@ class Writer(writer.Writer):
     def _start(self, staging):
         pass
 
-    def save(self, step, tensors, meta) -> writer.Saved:
-        """Save, and return the result. A step that is committed already is not saved again."""
+    def save(self, step, tensors, meta) -> SimpleNamespace:
+        """Save, and return the event. A step that is committed already is not saved again."""
         self.wait()
         if not self.submit(step, tensors, meta):
-            return writer.Saved(step, str(self.parent), 0, 0.0, 0.0, None)
+            return SimpleNamespace(name=str(self.parent), error=None)
         self.wait()
-        return self._results.pop()
+        return SimpleNamespace(**{"error": None, **self._events.pop()})
