@@ -226,8 +226,6 @@ def _job_table(file: Path) -> dict[str, Any]:
             raise ConfigError(f"{where}: {name} must be one table: write [{name}] above its keys")
     table = tables.get("job", {})
     for key in table:
-        if gone := pod.gone(key):
-            raise ConfigError(f"{where}: job.{key} {gone}")
         if key not in FIELDS:
             raise ConfigError(f"{where}: unknown key job.{key}{did_you_mean(key, FIELDS)}")
     return {
