@@ -18,7 +18,7 @@ from support.waiting import until
 from gptddp.k8s.cluster import Cluster, connect
 from gptddp.k8s.observe import facts, job_causes, rank_0_log, why
 from gptddp.k8s.observe.cause import Cause
-from gptddp.k8s.observe.known_causes import KNOWN
+from gptddp.k8s.observe.known_causes import MENDS
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0  # for a cause to show: the kubelet measures volumes once a minute
@@ -89,7 +89,7 @@ def test_the_line_names_object_and_field_and_its_command_works(asked, case: Case
         until(lambda: case.shown in asked.shell(found.command), "the next log is there", LIMIT_S)
     else:
         assert case.shown in printed, f"{found.command}: {printed}"
-    if KNOWN[found.id].mends:
+    if found.id in MENDS:
         until(lambda: gone(asked.cause(case.name), case.cause), "it is mended", LIMIT_S)
 
 

@@ -41,13 +41,14 @@ class Following:
     """`logs.follow` in a thread, and its output."""
 
     def __init__(self, cluster, **options):
-        self.got, self.error = [], None
+        self.got, self.error, self.stopped = [], None, threading.Event()
         self.thread = threading.Thread(target=self._run, args=(cluster, options), daemon=True)
         self.thread.start()
 
     def _run(self, cluster, options):
         try:
-            logs.follow(cluster, "demo", self.got.append, note, logs.Part(**options))
+            part, write = logs.Part(**options), self.got.append
+            logs.follow(cluster, "demo", write, note, part, stopped=self.stopped)
         except BaseException as error:
             self.error = error
 
@@ -174,6 +175,14 @@ def test_deleting_a_running_job_ends_logs_follow(api, one):
     api.remove("PyTorchJob", "demo")
     api.remove("Pod", "demo-worker-0")
     log.done = True
+    assert len(following.join()) == 3
+
+
+def test_another_thread_ends_logs_follow_of_a_running_job(one):
+    """No line follows once it has set `stopped`."""
+    log, following = one
+    following.stopped.set()
+    log.lines += lines(6)[3:]
     assert len(following.join()) == 3
 
 

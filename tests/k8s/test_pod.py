@@ -2,11 +2,8 @@
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from support.manifests import container, pod_spec, render, render_job
 
-from gptddp.errors import ConfigError
-from gptddp.k8s.cli.main import cli
 from gptddp.k8s.render import manifest, pod, rules, spec
 
 EVERY = {  # every option of pods
@@ -75,18 +72,6 @@ def test_the_taint_of_every_device_is_tolerated():
     assert keys(gpus=1, toleration=("nvidia.com/gpu:NoSchedule",)) == ["nvidia.com/gpu"]
     mig = "nvidia.com/mig-1g.5gb"
     assert keys(gpus=1, gpu_resource=mig) == [mig, "nvidia.com/gpu"]
-
-
-@pytest.mark.parametrize("name", [*pod.GONE, "egress"])
-def test_a_removed_option_names_its_replacement(tmp_path, name):
-    """A removed flag, or its key in job.toml, is refused in one line that names the replacement."""
-    (tmp_path / "job.toml").write_text(f'[job]\n{name} = "x"\n')
-    flag = "--" + name.replace("_", "-")
-    for command in ("render", "prepare --source x"):
-        result = CliRunner().invoke(cli, [*command.split(), flag, "x"])
-        assert result.exit_code == 2 and result.stderr.startswith(f"error: {flag} was removed: ")
-    with pytest.raises(ConfigError, match=rf"job\.{name} was removed: (use --patch|apply your)"):
-        spec.load(tmp_path / "job.toml", {}, [])
 
 
 JOB_TOML = """

@@ -289,10 +289,10 @@ def test_gpus_that_a_job_leaves_idle_are_a_warning():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("500m", 0.5), ("2", 2), ("1.5Gi", 1.5 * 2**30), ("1e3", 1000), ("2G", 2e9), ("4GB", None),
-     ("-1", None), ("", None), ("1 Gi", None), (".5", 0.5), ("1Ei", 2.0**60), ("2E", 2e18),
-     ("+1Gi", 2.0**30), ("1e", None), ("1E3", 1000), ("\u0661", None)],
+    [("500m", 0.5), ("2", 2), ("1.5Gi", 1.5 * 2**30), ("1e3", 1000), ("2G", 2e9), ("4GB", 0),
+     ("-1", 0), ("", 0), ("1 Gi", 0), (".5", 0.5), ("1Ei", 2.0**60), ("2E", 2e18),
+     ("+1Gi", 2.0**30), ("1e", 0), ("1E3", 1000), ("\u0661", 0)],
 )  # fmt: skip
 def test_kubernetes_quantities_are_parsed(text, value):
-    """Numbers in Kubernetes' notation have a value; other texts give None."""
-    assert quantity.parse(text) == value
+    """Numbers in Kubernetes' notation have a value; other texts give 0."""
+    assert quantity.number(text) == value

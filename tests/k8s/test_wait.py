@@ -194,13 +194,14 @@ def test_submit_follows_with_the_logs_on_stdout(api, k8s, monkeypatch):
     assert done.stdout.splitlines()[1:] == ["[w0] step 1/2", "[w0] step 2/2"], done.stderr
 
 
-def test_an_interrupted_wait_says_that_the_job_continues(api, k8s, monkeypatch):
+@pytest.mark.parametrize("flag", ["--wait", "--follow"])
+def test_an_interrupted_wait_says_that_the_job_continues(api, k8s, monkeypatch, flag):
     """Ctrl-C ends the wait with 130, and prints the command that deletes the job."""
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(wait, "until_done", interrupted)
-    done = k8s("submit", "--name", "demo", "--wait")
+    done = k8s("submit", "--name", "demo", flag)
     assert done.exit_code == 130 and ("pytorchjobs", "demo") in api.objects
     assert f"job continues; `gptddp-k8s delete demo --kubeconfig {api.kubeconfig}" in done.stderr

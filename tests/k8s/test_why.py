@@ -34,7 +34,6 @@ def sentence(job, pods=(), events=(), now=NOW):
         (job("Created", "Suspended", condition("Running", "False")), "Pending"),
         (job("Created", condition("Suspended", "False"), "Running"), "Running"),
         (job("Succeeded", deletionTimestamp=at(50)), "Deleting"),
-        (job("Ripening"), "Unknown"),
     ],
 )
 def test_the_state_follows_from_the_true_conditions(made, state):

@@ -10,17 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from gptddp.errors import GptddpError
-from gptddp.k8s.act import companion, needs, networks, queueing, submit
+from gptddp.k8s.act import companion, queueing, submit
 from gptddp.k8s.cluster import INSTALL_OPERATOR, Cluster, if_allowed
 from gptddp.k8s.exit_codes import ClusterError
-from gptddp.k8s.objects import (
-    Object,
-    condition,
-    queue_name,
-    replica_count,
-    worker_pod_spec,
-    worker_spec,
-)
+from gptddp.k8s.objects import Object, condition, queue_name, worker_pod_spec
 from gptddp.k8s.render import quantity
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -105,13 +98,7 @@ def _pod(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
 def _needs(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Check]:
     """Check claims, Secrets etc. that the pods name, and policies that keep pods apart."""
     *helpers, job = objects
-    pod_spec, count = worker_pod_spec(job), replica_count(worker_spec(job))
-    policies = if_allowed(partial(cluster.find, "NetworkPolicy"), [])
-    found = [
-        *needs.claims(cluster, pod_spec, count),
-        *needs.references(cluster, pod_spec, helpers),
-        *filter(None, [networks.closed(job, helpers, policies)]),
-    ]
+    found = submit.lacks(cluster, job, helpers)
     for lack in found:
         yield Check("needs", FAIL if lack.fatal else WARN, lack.text, lack.fix)
     if not found:

@@ -229,17 +229,7 @@ def scale(cluster: Cluster, name: str, replicas: int, say: Say) -> str:
     return f"{resource(JOB, name)} scaled: {old} -> {replicas}"
 
 
-def suspend(cluster: Cluster, name: str, say: Say) -> str:
-    """Stop a job so that `resume` can continue it."""
-    return _set_suspend(cluster, name, True, say)
-
-
-def resume(cluster: Cluster, name: str, say: Say) -> str:
-    """Continue a suspended job from its newest checkpoint."""
-    return _set_suspend(cluster, name, False, say)
-
-
-def _set_suspend(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
+def set_suspended(cluster: Cluster, name: str, wanted: bool, say: Say) -> str:
     """Suspend or resume a job; in a queue by its Workload, as Kueue reverts changes to the job."""
     verb, done = ("suspend", "suspended") if wanted else ("resume", "resumed")
     spec = {"runPolicy": {"suspend": wanted}}

@@ -37,14 +37,13 @@ class Lack(NamedTuple):
         return f"{self.text}: {self.fix}"
 
 
-def check(
-    cluster: Cluster, pod_spec: Object, count: int, say: Say, own: Sequence[Object] = ()
-) -> None:
-    """Raise ConfigError for problems that keep `count` such pods from starting; warn of others.
+def lacks(cluster: Cluster, pod_spec: Object, count: int, own: Sequence[Object] = ()) -> list[Lack]:
+    """What `count` such pods lack; own: objects that will be created for them."""
+    return [*_claims(cluster, pod_spec, count), *_references(cluster, pod_spec, own)]
 
-    own: objects that will be created for the pods.
-    """
-    found = [*claims(cluster, pod_spec, count), *references(cluster, pod_spec, own)]
+
+def check(found: Sequence[Lack], say: Say) -> None:
+    """Raise ConfigError for problems that keep pods from starting; warn of others."""
     if fatal := [str(it) for it in found if it.fatal]:
         raise ConfigError("; ".join(fatal))
     for it in found:
@@ -54,7 +53,7 @@ def check(
 # -- claims --------------------------------------------------------------------------------------
 
 
-def claims(cluster: Cluster, pod_spec: Object, count: int) -> Iterator[Lack]:
+def _claims(cluster: Cluster, pod_spec: Object, count: int) -> Iterator[Lack]:
     """The problems of the pods' claims."""
     for volume, claim in volume_claims(pod_spec):
         found = if_allowed(partial(cluster.get, "PersistentVolumeClaim", claim), {})
@@ -110,7 +109,7 @@ def _read_only(pod_spec: Object, volume: str) -> bool:
 # -- Secrets, ConfigMaps, the account ------------------------------------------------------------
 
 
-def references(cluster: Cluster, pod_spec: Object, own: Sequence[Object] = ()) -> list[Lack]:
+def _references(cluster: Cluster, pod_spec: Object, own: Sequence[Object]) -> list[Lack]:
     """Missing objects that the pods name, each once; `own`: objects that will be created for them.
 
     A missing pull secret is not fatal: the nodes may have the image.

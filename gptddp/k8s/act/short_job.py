@@ -38,7 +38,7 @@ def submit(cluster: Cluster, job: Object, say: Say) -> bool:
     with says(
         "no new Job was created", unknown=f"it is not known whether a new Job was created; {AGAIN}"
     ):
-        needs.check(cluster, job["spec"]["template"]["spec"], 1, say)
+        needs.check(needs.lacks(cluster, job["spec"]["template"]["spec"], 1), say)
         if not _make_room(cluster, job, say):
             return False
         _wait_gone(cluster, job["metadata"]["name"])
@@ -88,7 +88,7 @@ def sample(
 
     Raises JobFailed with the program's last message, TimedOut, ConfigError for a missing claim.
     """
-    needs.check(cluster, job["spec"]["template"]["spec"], 1, say)
+    needs.check(needs.lacks(cluster, job["spec"]["template"]["spec"], 1), say)
     created = cluster.create(job)["metadata"]["name"]
     try:
         ended = watch(cluster, created, say, write=write, timeout_s=timeout_s)

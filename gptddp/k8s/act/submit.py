@@ -136,7 +136,7 @@ def review(
         refuse(cluster, job)
         queueing.check(cluster, job)
         check_pod(cluster, job, helpers, say)
-        check_needs(cluster, job, helpers, say)
+        needs.check(lacks(cluster, job, helpers), say)
         if rendezvous_key.check(cluster, job):
             changes.append(Change("Secret", name, False))
     for helper in helpers:
@@ -147,13 +147,12 @@ def review(
     return [*changes, Change(JOB, name, live is not None, fields)]
 
 
-def check_needs(cluster: Cluster, job: Object, helpers: Sequence[Object], say: Say) -> None:
-    """Check the objects that the pods name and would silently wait for; raises ConfigError."""
-    count = replica_count(worker_spec(job))
-    needs.check(cluster, worker_pod_spec(job), count, say, own=helpers)
+def lacks(cluster: Cluster, job: Object, helpers: Sequence[Object]) -> list[needs.Lack]:
+    """Claims, Secrets etc. that the pods would silently wait for, and a policy between the pods."""
+    found = needs.lacks(cluster, worker_pod_spec(job), replica_count(worker_spec(job)), helpers)
     policies = if_allowed(lambda: cluster.find("NetworkPolicy"), [])
-    if lack := networks.closed(job, helpers, policies):
-        say(f"warning: {lack}")
+    closed = networks.closed(job, helpers, policies)
+    return [*found, closed] if closed else found
 
 
 def refuse(cluster: Cluster, job: Object) -> None:

@@ -77,7 +77,7 @@ def suspend(cluster: Any, name: str) -> None:
         return click.echo(act.suspend(cluster, name, note))
     from gptddp.k8s.act import lifecycle
 
-    click.echo(lifecycle.suspend(cluster, name, note))
+    click.echo(lifecycle.set_suspended(cluster, name, True, note))
 
 
 @click.command()
@@ -91,7 +91,7 @@ def resume(cluster: "Cluster", name: str) -> None:
     """
     from gptddp.k8s.act import lifecycle
 
-    click.echo(lifecycle.resume(cluster, name, note))
+    click.echo(lifecycle.set_suspended(cluster, name, False, note))
 
 
 COMMANDS = (delete, scale, suspend, resume)

@@ -14,7 +14,6 @@ from gptddp.click_types import Summaries
 from gptddp.errors import GptddpError, visible, visible_lines
 from gptddp.flags import Groups, in_groups
 from gptddp.k8s.exit_codes import BROKEN_PIPE, INTERRUPTED
-from gptddp.k8s.render import pod
 
 TYPED = "gptddp.typed"  # key in the context's meta: the words typed after the command's name
 
@@ -54,8 +53,6 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if gone := pod.gone(error.option_name.lstrip("-").replace("-", "_")):
-                raise click.UsageError(f"{error.option_name} {gone}", ctx) from None
             own = [name for param in self.params for name in (*param.opts, *param.secondary_opts)]
             meant = get_close_matches(error.option_name, [*own, *self._takes()], n=1)
             if not meant or meant[0] in own:

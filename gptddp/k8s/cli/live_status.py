@@ -5,10 +5,9 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from io import StringIO
-from types import FrameType
-from typing import IO, NoReturn, cast
+from typing import IO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -39,9 +38,11 @@ def watch(cluster: Cluster, name: str, every_s: float) -> int:
         view.leave()
         note("stdout is no live terminal, so the status is shown once; -o json repeats it as lines")
         return exit_codes.SUCCEEDED
+    for number in (signal.SIGTERM, signal.SIGHUP):  # an exception restores the terminal
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     there = True
     try:
-        with _ended_by_signals(), view.drawn():
+        with view.drawn():
             while there and view.state not in why.FINAL:
                 view.wait(every_s)
                 there = view.look()
@@ -126,18 +127,3 @@ class _View:
 def _seen(pods: Iterable[Object]) -> list[tuple[str, bool, float]]:
     """The values that change when a pod is lost or replaced."""
     return [(pod["metadata"]["name"], is_ready(pod), started(pod)) for pod in pods]
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception, so that the terminal is restored."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    old = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -8,7 +8,7 @@ import click
 
 from gptddp import __version__
 from gptddp.click_types import HELP
-from gptddp.k8s.cli import change, doctor, list_command, observe, short_jobs, spec_commands
+from gptddp.k8s.cli import change, observe, short_jobs, spec_commands
 from gptddp.k8s.cli.command import Group
 
 
@@ -18,6 +18,6 @@ def cli() -> None:
     """Train a GPT on Kubernetes: render, submit and run elastic PyTorchJobs."""
 
 
-for module in (change, doctor, list_command, observe, short_jobs, spec_commands):
+for module in (change, observe, short_jobs, spec_commands):
     for command in module.COMMANDS:
         cli.add_command(command)

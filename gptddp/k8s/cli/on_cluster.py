@@ -1,7 +1,8 @@
 """`submit` without --local: its output, the next commands, the wait."""
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -113,40 +114,31 @@ def _wait(cluster: Cluster, name: str, follow: bool, timeout_s: float | None) ->
     try:
         if not follow:
             return until_done(cluster, name, note, timeout_s)
-        with _LogThread(cluster, name):
+        with _logs(cluster, name):
             return until_done(cluster, name, note, timeout_s)
     except KeyboardInterrupt:
         note(f"the job continues; `gptddp-k8s delete {name}{cluster.flags}` ends it")
         raise
 
 
-class _LogThread(threading.Thread):
-    """Writes the logs of all pods to stdout while another thread waits for the job's end."""
+@contextlib.contextmanager
+def _logs(cluster: Cluster, name: str) -> Iterator[None]:
+    """Write the logs of all pods to stdout in a thread, to the end of this context."""
+    from gptddp.k8s.observe import logs
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        super().__init__(daemon=True)
-        self._cluster, self._name = cluster, name
-        self._stopped = threading.Event()
+    over = threading.Event()
 
-    def run(self) -> None:
-        from gptddp.k8s.observe import logs
-
+    def show() -> None:
         try:
-            logs.follow(self._cluster, self._name, self._write, note, tell_changes=False)
+            logs.follow(cluster, name, click.echo, note, tell_changes=False, stopped=over)
         except GptddpError as error:
             note(f"the logs end here: {error}")
 
-    def _write(self, line: str) -> None:
-        # No thread may be writing to stdout when the process ends.
-        if self._stopped.is_set():
-            raise SystemExit
-        click.echo(line)
-
-    def __enter__(self) -> None:
-        self.start()
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        if kind is None:
-            self.join(10)  # the last lines of a job that has ended
-        self._stopped.set()
-        self.join(1)
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+        thread.join(10)  # the last lines of a job that has ended
+    finally:
+        over.set()  # no thread may be writing to stdout when the process ends
+        thread.join(1)

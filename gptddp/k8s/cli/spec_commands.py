@@ -1,4 +1,4 @@
-"""Commands that take a job's specification: `render` and `submit`."""
+"""Commands that take a job's specification: `render`, `doctor` and `submit`."""
 
 import dataclasses
 import shlex
@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from gptddp import config, flags
-from gptddp.errors import ConfigError
+from gptddp.errors import ConfigError, visible
 from gptddp.k8s.cli import types
 from gptddp.k8s.cli.command import TYPED, Command, note
 from gptddp.k8s.cli.options import (
@@ -110,6 +110,48 @@ def render(output: str, **options: Any) -> None:
             f"the pods sign their rendezvous with a key if the Secret {job.name} exists: "
             f"{companions.key_command(job.name, at)}"
         )
+
+
+@click.command(cls=Command, owner="the trainer", takes=trainer_flags, main=MAIN)
+@spec_options
+@context_options
+@click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help="format [text]")
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    /,
+    output: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    **options: Any,
+) -> None:
+    """Check what a cluster lacks for a job, with a fix for each problem.
+
+    It takes the options of `submit`, because each job needs different nodes and volumes.
+    Nothing is changed. Exit code 1: a check failed. A warning may need no fix.
+
+    \b
+    gptddp-k8s doctor --replicas 4 --gpus 8
+    """
+    from gptddp.k8s.act import checks
+    from gptddp.k8s.cli import formats
+    from gptddp.k8s.cluster import connect
+    from gptddp.k8s.render import manifest
+
+    job = load(options)[0]
+    cluster = connect(job.namespace, kubeconfig, context)
+    objects = manifest.objects(dataclasses.replace(job, namespace=cluster.namespace))
+    found = []
+    for check in checks.examine(cluster, objects):
+        found.append(check)
+        if not output:
+            click.echo(visible(f"{check.status:6}{check.id:11}{check.text}"))
+            if check.fix:
+                click.echo(visible(f"{'':17}fix: {check.fix}"))
+    if output:
+        formats.data([dataclasses.asdict(check) for check in found], output)
+    note(checks.summary(found))
+    ctx.exit(1 if any(check.status == checks.FAIL for check in found) else 0)
 
 
 @click.command(cls=Command, owner="the trainer", takes=trainer_flags, main=MAIN)
@@ -249,4 +291,4 @@ def _refuse_options(ctx: click.Context, local: bool) -> None:
         raise click.UsageError("-o has no meaning with --follow: it prints the logs of the pods")
 
 
-COMMANDS = (render, submit)
+COMMANDS = (render, doctor, submit)

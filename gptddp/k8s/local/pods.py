@@ -46,13 +46,8 @@ class Plan:
         return float(worker_pod_spec(self.job).get("terminationGracePeriodSeconds", 30))
 
     def option(self, flag: str) -> str | None:
-        """The value of an option of the command, given as `--x v` or `--x=v`."""
-        for word, after in zip(self.argv, [*self.argv[1:], None], strict=True):
-            if word == flag:
-                return after
-            if word.startswith(flag + "="):
-                return word.partition("=")[2]
-        return None
+        """The value of an option, which a manifest gives as `--x v`; None: none."""
+        return self.argv[self.argv.index(flag) + 1] if flag in self.argv[:-1] else None
 
 
 def plan(

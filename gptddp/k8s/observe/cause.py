@@ -7,7 +7,7 @@ from string import Template
 
 from gptddp.k8s.objects import Object, is_ours
 from gptddp.k8s.observe.facts import Facts
-from gptddp.k8s.observe.known_causes import KNOWN
+from gptddp.k8s.observe.known_causes import KNOWN, MENDS
 from gptddp.k8s.observe.pod_log import CONTAINER
 
 _PATCH = 'kubectl patch pytorchjob $job --type merge -p \'{"spec": {"runPolicy": %s}}\''
@@ -31,7 +31,8 @@ class Cause:
 
     @property
     def sentence(self) -> str:
-        after = f"; {KNOWN[self.id].verb} `{self.command}`" if self.command else ""
+        verb = "run" if self.id in MENDS else "see"
+        after = f"; {verb} `{self.command}`" if self.command else ""
         if not self.pods:
             return f"{self.text}{after}"
         first = ", ".join(self.pods[:3]) + (" and more" if len(self.pods) > 3 else "")
@@ -47,7 +48,7 @@ def cause(
     """
     name = str(pod["metadata"]["name"]) if pod else name
     pods = (name,) if name else ()
-    command = KNOWN[id].command
+    command = KNOWN[id]
     if id in _NOT_OURS and not is_ours(facts.job, facts.name):
         command = _NOT_OURS[id]
     if facts.local or not command:  # without a cluster the text says everything

@@ -169,9 +169,10 @@ def pods_of(cluster: Cluster, job: Object) -> list[Object]:
     """The job's pods by role and index, without pods of an older job of its name."""
     uid = job["metadata"].get("uid")
     pods = cluster.find("Pod", f"{JOB_NAME}={job['metadata']['name']}")
-    return sorted((pod for pod in pods if _owner(pod) in (None, uid)), key=role_and_index)
+    return sorted((pod for pod in pods if owner(pod) in (None, uid)), key=role_and_index)
 
 
-def _owner(pod: Object) -> str | None:
+def owner(pod: Object) -> str | None:
+    """The uid of the job that controls the pod."""
     owners = pod["metadata"].get("ownerReferences") or []
     return next((str(o["uid"]) for o in owners if o.get("controller")), None)

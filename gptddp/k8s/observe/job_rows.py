@@ -5,7 +5,7 @@ from typing import Any
 
 from gptddp.k8s.cluster import JOB, Cluster
 from gptddp.k8s.objects import Object, age_s, is_ready, queue_name, replica_specs, wanted_pods
-from gptddp.k8s.observe import queue, why
+from gptddp.k8s.observe import facts, queue, why
 from gptddp.k8s.observe.pod_log import CONTAINER
 from gptddp.k8s.observe.queue import Queue
 from gptddp.k8s.render.companions import OURS
@@ -21,13 +21,9 @@ def rows(cluster: Cluster, everywhere: bool = False) -> list[Row]:
     found = []
     for job in jobs:
         uid = job["metadata"].get("uid")
-        own = [pod for pod in pods if uid in _owners(pod)]
+        own = [pod for pod in pods if facts.owner(pod) == uid]
         found.append(_row(job, own, queues.get(str(uid)), now))
     return sorted(found, key=lambda row: (row["namespace"], row["name"]))
-
-
-def _owners(pod: Object) -> list[Any]:
-    return [owner.get("uid") for owner in pod["metadata"].get("ownerReferences") or []]
 
 
 def _row(job: Object, pods: list[Object], waits: Queue | None, now: float) -> Row:

@@ -1,6 +1,7 @@
 """The logs of a job's pods: merged once, or followed through lost connections and lost pods."""
 
 import heapq
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -131,16 +132,25 @@ def follow(
     say: Say,
     part: Part = ALL,
     tell_changes: bool = True,
+    stopped: threading.Event | None = None,
 ) -> None:
     """Write the lines of all pods as they come, each prefixed by `[w0] `, until the job has ended.
 
     Waits for pods that do not exist yet, follows pods that appear later, and ends when the job is
     final or gone and its pods have written their last lines. `write` is called from one thread at a
-    time; `say` gets notes, and with `tell_changes` each change of the job's state.
+    time; `say` gets notes, and with `tell_changes` each change of the job's state. Another thread
+    may set `stopped`: then no line follows.
     Raises NotFoundError, ConfigError, ClusterError, and any error of `write`.
     """
     tell: Say = say if tell_changes else lambda text: None
-    shared = Follow(cluster, write, say, prefix=part.index is None, since_s=part.since_s)
+    shared = Follow(
+        cluster,
+        write,
+        say,
+        prefix=part.index is None,
+        since_s=part.since_s,
+        stopped=stopped or threading.Event(),
+    )
     try:
         _follow_pods(shared, Changes(name, tell), part)
     finally:

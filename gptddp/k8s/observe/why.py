@@ -14,7 +14,7 @@ from gptddp.k8s.observe.facts import Facts
 from gptddp.k8s.observe.queue import Queue
 
 PENDING, RUNNING, RESTARTING, SUSPENDED = "Pending", "Running", "Restarting", "Suspended"
-SUCCEEDED, FAILED, DELETING, UNKNOWN = "Succeeded", "Failed", "Deleting", "Unknown"
+SUCCEEDED, FAILED, DELETING = "Succeeded", "Failed", "Deleting"
 QUEUED = "Queued"  # suspended by Kueue, which will start it
 FINAL = (SUCCEEDED, FAILED)
 
@@ -32,9 +32,7 @@ def state(job: Object, queue: Queue | None = None) -> str:
     for kind in (RESTARTING, RUNNING):
         if holds(job, kind):
             return kind
-    known = (job.get("status") or {}).get("conditions") or []
-    named = {"Created", RUNNING, RESTARTING, SUSPENDED, *FINAL}
-    return PENDING if not known or any(c["type"] in named for c in known) else UNKNOWN
+    return PENDING
 
 
 Check = Callable[[Facts], Iterator[Cause]]

@@ -11,12 +11,13 @@ from typing import Any
 
 from gptddp import flags
 from gptddp.k8s.objects import PRIORITY, QUEUE, Object
-from gptddp.k8s.render import code_volume, companions, patch, pod, restricted, yaml_text
+from gptddp.k8s.render import code_volume, companions, patch, pod, yaml_text
 from gptddp.k8s.render.spec import RENDEZVOUS_PORT, JobSpec
 from gptddp.launch.pod_facts import KEY
 
 DATA, RUNS, SHM = "/data", "/runs", "/dev/shm"  # mount paths
-ALIVE = restricted.SCRATCH + "/gptddp-alive"  # the launcher touches it
+SCRATCH = "/tmp"  # mount path of the one writable folder under a read-only root
+ALIVE = SCRATCH + "/gptddp-alive"  # the launcher touches it
 METRICS_PORT = 9464
 SPEC_HASH = "gptddp/spec-hash"  # annotation
 
@@ -149,7 +150,14 @@ def _pod_spec(spec: JobSpec) -> Object:
     devices = [*([spec.gpu_resource] if spec.gpus > 0 else []), *pod.devices(spec.pod)]
     return {
         **pod.account(spec.pod, own=spec.name),
-        **restricted.pod_fields(),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # a Service named gptddp would set GPTDDP_* variables
+        "securityContext": {
+            "runAsNonRoot": True,
+            "fsGroup": 1000,  # makes a fresh volume writable for any user id
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         **pod.scheduling(spec.pod),
         "terminationGracePeriodSeconds": spec.grace_s,
         "tolerations": [
@@ -166,14 +174,20 @@ def _pod_spec(spec: JobSpec) -> Object:
         ],
         "containers": [_container(spec)],
         "volumes": [
-            restricted.claim_volume("data", spec.claim),
+            claim_volume("data", spec.claim),
             # With two volumes of one claim the kubelet waits for the second for ever.
-            *([restricted.claim_volume("runs", spec.runs_claim)] if _runs(spec) == "runs" else []),
-            restricted.scratch_volume(),
+            *([claim_volume("runs", spec.runs_claim)] if _runs(spec) == "runs" else []),
+            {"name": "scratch", "emptyDir": {}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm}},
             *code_volume.volumes(spec.name, spec.code),
         ],
     }
+
+
+def claim_volume(name: str, claim: str, read_only: bool = False) -> Object:
+    """A claim as a volume; `read_only`: on the node too, as ReadOnlyMany claims require."""
+    source = {"claimName": claim, **({"readOnly": True} if read_only else {})}
+    return {"name": name, "persistentVolumeClaim": source}
 
 
 def _runs(spec: JobSpec) -> str:
@@ -207,14 +221,27 @@ def _container(spec: JobSpec) -> Object:
         ],
         "resources": {"requests": resources, "limits": dict(resources)},
         "livenessProbe": _liveness(spec),
-        **restricted.container_fields(),
+        **_container_fields(),
         "volumeMounts": [
             {"name": "data", "mountPath": DATA, "readOnly": True},
             {"name": _runs(spec), "mountPath": RUNS},
-            restricted.scratch_mount(),
+            {"name": "scratch", "mountPath": SCRATCH},
             {"name": "shm", "mountPath": SHM},
             *code_volume.mounts(spec.code),
         ],
+    }
+
+
+def _container_fields() -> Object:
+    """The container's part of the `restricted` standard, and the source of its last message."""
+    return {
+        # The end of the log, with the reason of a failure, becomes the container's message.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
     }
 
 
@@ -241,7 +268,8 @@ def own_env(spec: JobSpec) -> list[Object]:
     ours = {
         "GPTDDP_ALIVE": ALIVE,
         "GPTDDP_GRACE_S": str(spec.grace_s),
-        **restricted.scratch_env(),
+        "HOME": SCRATCH,
+        "TMPDIR": SCRATCH,
     }
     name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     key = {"name": KEY, "valueFrom": companions.secret_ref(spec.name)}

@@ -73,33 +73,6 @@ OF_ANY_POD = {name: field for name, field in FIELDS.items() if name not in _OF_J
 _OF_PROCESSES = ("env_from_secret", "patch")  # fields with an effect on processes, with --local
 NOTHING = PodOptions()
 
-_POD = "spec.pytorchReplicaSpecs.Worker.template.spec"
-_LABELS = "metadata.labels, and spec.pytorchReplicaSpecs.Worker.template.metadata.labels"
-# Removed options: the part of a patch that replaces them.
-GONE = {
-    "affinity": f"{_POD}.affinity",
-    "spread": f"{_POD}.topologySpreadConstraints",
-    "label": _LABELS,
-    "annotation": _LABELS.replace("labels", "annotations"),
-    "ephemeral_storage": f"{_POD}.containers[pytorch].resources",
-    "scratch": f"{_POD}.volumes[scratch].emptyDir.sizeLimit",
-    "runtime_class": f"{_POD}.runtimeClassName",
-    "env_from_configmap": f"{_POD}.containers[pytorch].env",
-    "mount_secret": f"{_POD}.volumes, and {_POD}.containers[pytorch].volumeMounts",
-    "mount_configmap": f"{_POD}.volumes, and {_POD}.containers[pytorch].volumeMounts",
-    "fs_group": f"{_POD}.securityContext.fsGroup",
-    "no_istio": 'spec.pytorchReplicaSpecs.Worker.template.metadata.labels: '
-                '{sidecar.istio.io/inject: "false"}',
-    "read_only_data": f"{_POD}.volumes[data].persistentVolumeClaim.readOnly",
-}  # fmt: skip
-
-
-def gone(name: str) -> str:
-    """What to use in place of a removed option; "" for any other name."""
-    if name == "egress":
-        return "was removed: apply your own NetworkPolicy beside the job's, as policies add up"
-    return f"was removed: use --patch with {GONE[name]}" if name in GONE else ""
-
 
 def of_any_pod(options: PodOptions) -> PodOptions:
     """The options that have a meaning for a pod of a short Job."""

@@ -1,6 +1,5 @@
 """Kubernetes quantities, such as `500m` CPU and `2Gi` of memory."""
 
-import math
 import re
 
 _SUFFIX = {
@@ -11,20 +10,10 @@ _SUFFIX = {
 _PATTERN = r"(?a:\+?(\d+(?:\.\d*)?|\.\d+)(?:([eE][-+]?\d+)|([numkMGTPE]|[KMGTPE]i)?))"
 
 
-def parse(text: str) -> float | None:
-    """The value of a quantity; None if the text is no quantity."""
-    match = re.fullmatch(_PATTERN, text)
-    if not match:
-        return None
-    number, exponent, suffix = match.groups()
-    return float(number + (exponent or "")) * _SUFFIX[suffix or ""]
-
-
 def number(text: object) -> float:
     """The value of a quantity; 0 if it is none."""
-    return parse(str(text)) or 0.0
-
-
-def gibibytes(size_bytes: float) -> str:
-    """A size rounded up to whole Gi."""
-    return f"{math.ceil(size_bytes / 2**30)}Gi"
+    match = re.fullmatch(_PATTERN, str(text))
+    if not match:
+        return 0.0
+    digits, exponent, suffix = match.groups()
+    return float(digits + (exponent or "")) * _SUFFIX[suffix or ""]

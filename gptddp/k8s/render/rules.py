@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator
 from gptddp import config
 from gptddp.advice import advice
 from gptddp.flags import did_you_mean
-from gptddp.k8s.objects import QUEUE, Object, replica_specs, volume_claims, worker_spec
+from gptddp.k8s.objects import (
+    QUEUE,
+    Object,
+    replica_specs,
+    volume_claims,
+    worker_pod_spec,
+    worker_spec,
+)
 from gptddp.k8s.render import manifest, patch, quantity, variables
 from gptddp.k8s.render.problem import Problem
 from gptddp.k8s.render.problem import refuse as refuse  # exported with the rules
@@ -136,7 +143,7 @@ def _gpus(spec: JobSpec, job: Object) -> Iterator[Found]:
 def _memory(spec: JobSpec, job: Object) -> Iterator[Found]:
     """A pod has more memory than /dev/shm, which counts against it."""
     limits = (_container(job).get("resources") or {}).get("limits") or {}
-    volumes = {it["name"]: it for it in _pod_spec(job).get("volumes") or []}
+    volumes = {it["name"]: it for it in worker_pod_spec(job).get("volumes") or []}
     shm = (volumes.get("shm", {}).get("emptyDir") or {}).get("sizeLimit")
     if 0 < quantity.number(limits.get("memory")) <= quantity.number(shm):
         rule = f"{limits['memory']} is not more than --shm {shm}"
@@ -145,7 +152,7 @@ def _memory(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 def _grace(spec: JobSpec, job: Object) -> Iterator[Found]:
     """From SIGTERM to SIGKILL, pods have `--grace-s` (at least 10 s) for a checkpoint."""
-    seconds = int(_pod_spec(job).get("terminationGracePeriodSeconds", 30))
+    seconds = int(worker_pod_spec(job).get("terminationGracePeriodSeconds", 30))
     least = max(_LEAST_GRACE_S, spec.grace_s)
     if seconds < least:
         rule = f"{seconds} s is not enough to commit a checkpoint"
@@ -178,7 +185,8 @@ def _environment(spec: JobSpec, job: Object) -> Iterator[Found]:
     for item in ours:
         if item["name"] not in {it["name"] for it in there}:
             yield f"variable {item['name']}", "the launcher needs it", "keep it"
-    parts = [*(_pod_spec(job).get("initContainers") or []), *_pod_spec(job)["containers"]]
+    pod = worker_pod_spec(job)
+    parts = [*(pod.get("initContainers") or []), *pod["containers"]]
     for item in (item for part in parts for item in part.get("env") or []):
         name = item["name"]
         if "value" in item and variables.is_secret(name, str(item["value"])):
@@ -189,7 +197,7 @@ def _environment(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 def _containers(spec: JobSpec, job: Object) -> Iterator[Found]:
     """A container has an image, and ports with different names and numbers."""
-    for container in _pod_spec(job)["containers"]:
+    for container in worker_pod_spec(job)["containers"]:
         where = f"{_POD}.containers[{container.get('name')}]"
         if not container.get("image"):
             near = did_you_mean(str(container.get("name")), ["pytorch"])
@@ -204,13 +212,13 @@ def _containers(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 def _claims(spec: JobSpec, job: Object) -> Iterator[Found]:
     """A claim is in only one volume, or the pod hangs; the runs volume is shared and writable."""
-    found = list(volume_claims(_pod_spec(job)))
+    found = list(volume_claims(worker_pod_spec(job)))
     for number, (name, claim) in enumerate(found):
         first = next((one for one, other in found[:number] if other == claim), None)
         if first is not None:
             rule = f"the claim {claim} is in the volume {first} already, and the pod would hang"
             yield f"{_POD}.volumes[{name}]", rule, f"leave it out, and mount {first} twice"
-    volumes = {it["name"]: it for it in _pod_spec(job).get("volumes") or []}
+    volumes = {it["name"]: it for it in worker_pod_spec(job).get("volumes") or []}
     mounts = {it["mountPath"]: it for it in _container(job).get("volumeMounts") or []}
     mount = mounts.get(manifest.RUNS, {})
     volume = volumes.get(mount.get("name"), {})
@@ -225,7 +233,7 @@ def _claims(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 def _dns(spec: JobSpec, job: Object) -> Iterator[Found]:
     """The pods use the cluster's DNS, or they never find each other."""
-    pod = _pod_spec(job)
+    pod = worker_pod_spec(job)
     host, policy = pod.get("hostNetwork"), pod.get("dnsPolicy", "ClusterFirst")
     if policy == "Default" or (host and policy == "ClusterFirst"):
         rule = "the pods would use the node's DNS, which does not know their names"
@@ -268,14 +276,9 @@ def _queue(spec: JobSpec, job: Object) -> Iterator[Found]:
         yield "spec.elasticPolicy.metrics", rule, "leave it out, or --queue"
 
 
-def _pod_spec(job: Object) -> Object:
-    spec: Object = worker_spec(job)["template"]["spec"]
-    return spec
-
-
 def _container(job: Object) -> Object:
     """The container of the trainer, which a patch cannot remove."""
-    return next(it for it in _pod_spec(job)["containers"] if it.get("name") == "pytorch")
+    return next(it for it in worker_pod_spec(job)["containers"] if it.get("name") == "pytorch")
 
 
 RULES: dict[str, Rule] = {

@@ -12,7 +12,7 @@ from typing import Any
 from gptddp.errors import ConfigError
 from gptddp.k8s.exit_codes import BAD_INPUT
 from gptddp.k8s.objects import Object, argument, claim_at, worker_spec
-from gptddp.k8s.render import code_volume, forms, manifest, patch, pod, restricted, rules, spec
+from gptddp.k8s.render import code_volume, forms, manifest, patch, pod, rules, spec
 from gptddp.k8s.render.manifest import DATA, RUNS, SHM, SPEC_HASH, labels
 from gptddp.k8s.render.spec import JobSpec
 
@@ -39,8 +39,8 @@ def prepare_job(stated: JobSpec, source: str, options: Sequence[str]) -> Object:
             f"--source {source} is inside --data {stated.data}: prepare into a separate folder, as "
             f"in --data {claim}/dataset, and use the same --data for `submit`"
         )
-    claims = {DATA: restricted.claim_volume("data", stated.claim)}
-    claims |= {} if one else {SOURCE: restricted.claim_volume("source", claim, True)}
+    claims = {DATA: manifest.claim_volume("data", stated.claim)}
+    claims |= {} if one else {SOURCE: manifest.claim_volume("source", claim, True)}
     job = _job(template, stated.name, "prepare", claims, writable=DATA)
     texts, out = f"{DATA if one else SOURCE}/{path}", f"{DATA}/{stated.data_path}"
     amounts: Object = {"cpu": stated.cpu, "memory": stated.memory}
@@ -82,8 +82,8 @@ def sample_job(
         runs, run = stated.runs_claim, stated.run_path
     data = stated.claim if given["data"] else data
     pvc = {(it.get("persistentVolumeClaim") or {}).get("claimName"): it for it in theirs["volumes"]}
-    claims = {DATA: pvc.get(data) or restricted.claim_volume("data", data)}
-    claims[RUNS] = claims[DATA] if runs == data else restricted.claim_volume("runs", runs)
+    claims = {DATA: pvc.get(data) or manifest.claim_volume("data", data)}
+    claims[RUNS] = claims[DATA] if runs == data else manifest.claim_volume("runs", runs)
     job = _job(template, name, "sample", claims)
     own = job["spec"]["template"]["spec"]
     own |= {**pod.account(stated.pod, own=None), **pod.scheduling(stated.pod)}

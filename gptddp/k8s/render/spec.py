@@ -199,7 +199,7 @@ def memory_of(spec: JobSpec, nproc: int, shm: str | None) -> str:
     training_bytes = 12 * shape.n_params(c, 50_257)
     process_bytes = (6 if spec.gpus > 0 else 1) * 2**30 + training_bytes
     rest_bytes = 2**30 + training_bytes + quantity.number(shm)
-    return quantity.gibibytes(rest_bytes + nproc * process_bytes)
+    return f"{math.ceil((rest_bytes + nproc * process_bytes) / 2**30)}Gi"
 
 
 def _train(file: Path | None, args: Sequence[str]) -> Config:
@@ -226,8 +226,6 @@ def _job_table(file: Path) -> dict[str, Any]:
             raise ConfigError(f"{where}: {name} must be one table: write [{name}] above its keys")
     table = tables.get("job", {})
     for key in table:
-        if gone := pod.gone(key):
-            raise ConfigError(f"{where}: job.{key} {gone}")
         if key not in FIELDS:
             raise ConfigError(f"{where}: unknown key job.{key}{did_you_mean(key, FIELDS)}")
     return {
