@@ -78,11 +78,11 @@ def test_a_hanging_read_of_a_lane_that_moves_away_is_named():
         thread = threading.Thread(target=loader.next)
         thread.start()
         with contextlib.suppress(AssertionError):
-            until(storage.waited_for, "a read", 10)
-        what = storage.waited_for()
+            until(lambda: storage.waited_for()[0], "a read", 10)
+        what, _ = storage.waited_for()
         goes_on.set()
         thread.join()
-    assert "row group" in str(what)
+    assert "row group" in what
     assert not loader._producer._busy
 
 

@@ -156,12 +156,12 @@ def test_a_hanging_read_of_a_joiner_is_a_wait_for_the_storage(four):
     thread = threading.Thread(target=pack_first_rows, args=[life])
     thread.start()
     with contextlib.suppress(AssertionError):
-        until(storage.waited_for, "a read", 10)
-    what = storage.waited_for()
+        until(lambda: storage.waited_for()[0], "a read", 10)
+    what, _ = storage.waited_for()
     goes_on.set()
     thread.join()
     life.rows.close()
-    assert "row group" in str(what)
+    assert "row group" in what
 
 
 def test_an_error_before_the_join_is_tried_again(four, monkeypatch):
