@@ -17,8 +17,7 @@ from support.waiting import until
 
 from gptddp.k8s.cluster import Cluster, connect
 from gptddp.k8s.observe import facts, job_causes, rank_0_log, why
-from gptddp.k8s.observe.cause import Cause
-from gptddp.k8s.observe.known_causes import MENDS
+from gptddp.k8s.observe.cause import MENDS, Cause
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0  # for a cause to show: the kubelet measures volumes once a minute

@@ -10,8 +10,9 @@ from support.cause_cases import CASES, NOW, PENDING, WELL, of, placed, refused
 from support.queue_cases import QUEUE_CASES, SOON, runs
 
 from gptddp.k8s.observe import why
+from gptddp.k8s.observe.cause import MENDS
 from gptddp.k8s.observe.facts import Facts
-from gptddp.k8s.observe.known_causes import KNOWN, MENDS
+from gptddp.k8s.observe.known_causes import KNOWN
 from gptddp.k8s.observe.status import next_command
 
 CASES = [*CASES, *QUEUE_CASES]

@@ -131,7 +131,7 @@ def _logs(cluster: Cluster, name: str) -> Iterator[None]:
     def show() -> None:
         try:
             logs.follow(cluster, name, click.echo, note, tell_changes=False, stopped=over)
-        except GptddpError as error:
+        except (GptddpError, BrokenPipeError) as error:  # `submit --follow | head` closes it
             note(f"the logs end here: {error}")
 
     thread = threading.Thread(target=show, daemon=True)

@@ -7,14 +7,15 @@ from string import Template
 
 from gptddp.k8s.objects import Object, is_ours
 from gptddp.k8s.observe.facts import Facts
-from gptddp.k8s.observe.known_causes import KNOWN, MENDS
+from gptddp.k8s.observe.known_causes import KNOWN
 from gptddp.k8s.observe.pod_log import CONTAINER
 
 _PATCH = 'kubectl patch pytorchjob $job --type merge -p \'{"spec": {"runPolicy": %s}}\''
 _RESUME = _PATCH % '{"suspend": false}'
-# kubectl commands for a job that is not ours. `held` has none: its Workload's name is unknown.
-_NOT_OURS = {"in-vain": _PATCH % '{"suspend": true}', "suspended": _RESUME, "no-kueue": _RESUME}
-_NOT_OURS["held"] = ""
+# Causes whose command fixes them, and kubectl's command for a job that is not ours. `held` has
+# none: its Workload's name is unknown.
+MENDS = {"in-vain": _PATCH % '{"suspend": true}', "suspended": _RESUME, "no-kueue": _RESUME}
+MENDS["held"] = ""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ def cause(
     name = str(pod["metadata"]["name"]) if pod else name
     pods = (name,) if name else ()
     command = KNOWN[id]
-    if id in _NOT_OURS and not is_ours(facts.job, facts.name):
-        command = _NOT_OURS[id]
+    if id in MENDS and not is_ours(facts.job, facts.name):
+        command = MENDS[id]
     if facts.local or not command:  # without a cluster the text says everything
         return Cause(id, text, pods)
     if facts.job.get("kind") == "Job":  # of `prepare` and `sample`

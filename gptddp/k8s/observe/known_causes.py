@@ -55,4 +55,3 @@ KNOWN: dict[str, str] = {
     "queued": "kubectl describe workloads -l kueue.x-k8s.io/job-uid=$uid",
     "suspended": _RESUME,
 }
-MENDS = ("in-vain", "held", "no-kueue", "suspended")  # their command fixes the cause
