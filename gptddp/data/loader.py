@@ -124,7 +124,7 @@ class Loader:
         self._producer.move(self._start(own, state), self._lane)
 
     def is_ready(self, steps: int = 1) -> bool:
-        """Will `next` return, or raise, at once, for so many steps? Their rows are made first."""
+        """Will `next` return, or raise, at once, for at least so many steps? They come first."""
         return self._producer.is_ready(steps)
 
     def reading(self) -> str:

@@ -75,13 +75,14 @@ class Producer:
                     with storage.waiting(partial(self._reading, lane)):
                         self._ready.wait()
             parts = [part for lane in self.lanes for part in lane.take(self.n)]
+            self.urgent_rows = URGENT_STEPS * self.n
             self._work.notify_all()
             return parts
 
     def is_ready(self, steps: int) -> bool:
         """Are the rows of the next steps made, or known to be out of reach?
 
-        At least URGENT_STEPS steps. From now on such rows come before all others.
+        At least URGENT_STEPS steps. Until the next `take` such rows come before all others.
         """
         with self._work:
             self.urgent_rows = max(URGENT_STEPS, steps) * self.n
@@ -152,7 +153,7 @@ class Producer:
     def _needs(self, lane: Lane) -> bool:
         if lane.rows < self.urgent_rows:
             return True
-        if self._busy:
+        if any(it in self._busy for it in self.lanes):
             return False
         enough = self.prefetch * len(self.lanes) * self._block_rows / self._blocks
         return sum(lane.rows for lane in self.lanes) < enough

@@ -190,8 +190,9 @@ class Mesh:
             self._row = row
             self._links.send(row)
         for agent, post in [*self._posts.items()]:
-            member = rows[agent]["member"] if agent in rows else None
-            if member is None or member["id"] != post["id"]:
+            # a pod that was silent for long does not send its posts again when it wakes
+            member = rows[agent]["member"] if agent in rows else post
+            if agent in self.views.row["dead"] or not member or member["id"] != post["id"]:
                 del self._posts[agent]
                 self._push({"ended": post["id"]})
         self._tell_worker()

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 ORIGIN, ROWS = "origin", "rows"  # keys of the posts for workers that join
 JOINS = "joins"  # key of their own
 
+GONE_S = 5.0  # until a joiner gives up, while its launcher does not hear of a world
 _TELL_S = 1.0  # between two reports to the other ranks, which wait
 _LOOK_S = 0.05  # between two looks whether the first rows are packed
 _POSTS_S = 3.0  # until the posts of the others are here; a worker that rejoins has lost them
@@ -116,11 +117,15 @@ def pack_first_rows(life: LifeParts) -> None:
     for _ in range(2):  # the others do steps meanwhile, and may need other blocks by then
         if not (steps := _plan(life)):
             return
-        with storage.waiting(life.rows.loader.reading):
-            while not life.rows.loader.is_ready(steps):
-                if not members.is_going:
-                    raise LifeLost(_ENDED)
-                time.sleep(_LOOK_S)
+        loader, seen = life.rows.loader, time.monotonic()
+        while not loader.is_ready(steps):
+            file = loader.reading()
+            with storage.waiting(loader.reading):  # a wait for each file
+                while loader.reading() == file and not loader.is_ready(steps):
+                    seen = time.monotonic() if members.is_going else seen
+                    if time.monotonic() - seen > GONE_S:
+                        raise LifeLost(_ENDED)
+                    time.sleep(_LOOK_S)
 
 
 def _plan(life: LifeParts) -> int:

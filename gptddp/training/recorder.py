@@ -97,8 +97,9 @@ class Recorder:
             self._scrapes = Scrapes(self.metrics.registry, c.metrics_port, loopback)
 
     def _of_world(self) -> Stragglers:
-        slots = lanes.shares(self.config.lanes, self.world.ids)
-        return Stragglers(self.world.names, [slots[it] for it in self.world.ids])
+        ids = self.world.ids  # once: another world may be formed meanwhile
+        slots = lanes.shares(self.config.lanes, ids)
+        return Stragglers(self.world.names, [slots[it] for it in ids])
 
     def _record(self, event: Mapping[str, Any]) -> None:
         """A sink: lines of the log, and the ledger's events; also adds up the sums of these."""

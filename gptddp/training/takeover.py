@@ -71,7 +71,10 @@ class Takeover(threading.Thread):
     def catch_up(self, recorder: Recorder) -> None:
         """Add to the records what has happened while they were taken over."""
         life = self._life
-        for event in self.events:
+        # decisions that this rank has learned since then, from a rank with the state
+        known = [_decision(it) for it in [*self._kept, *self.events]]
+        learned = [it for it in life.live.events if _decision(it) not in (None, *known)]
+        for event in [*self.events, *learned]:
             event = {**event, "generation": recorder.generation}
             if event["event"] == "world":
                 recorder.moved(event)
@@ -160,6 +163,12 @@ class Takeover(threading.Thread):
             parent=patiently(lambda: store.newest(run, life.origin.run_id, recorded.commits)),
             quarantine=life.origin.quarantine,
         )
+
+
+def _decision(event: Mapping[str, Any]) -> tuple[int, list[int]] | None:
+    """The step and the row groups of a quarantine; None of another event."""
+    is_one = event["event"] == "quarantine"
+    return (event["step"], event["row_groups"]) if is_one else None
 
 
 class Proof:

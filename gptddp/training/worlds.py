@@ -28,19 +28,17 @@ from gptddp.errors import LifeLost, Stopped
 from gptddp.model.sums import Sums
 from gptddp.run import moves
 from gptddp.run.lease import EXPIRY_S, Lease
-from gptddp.training.begin import introduce, pack_first_rows
+from gptddp.training.begin import GONE_S, introduce, pack_first_rows
 from gptddp.training.compare import compare
 from gptddp.training.end import WAIT_S
 from gptddp.training.parts import LifeParts
 from gptddp.training.takeover import Proof, Takeover
 
 _POLL_S = 0.25
-_GONE_S = 5.0  # until a joiner gives up, while its launcher does not hear of a world
 _BROKEN_S = 1.0  # after a failed collective: if no loss is reported, only connections failed
-_TRIES = 2  # of a joiner to enter a world of the same members; they would wait for ever
+_TRIES = 3  # of a joiner to form a world with the same members, who would wait for ever
 _ALL_S = 1.0  # after a request to stop: if all ranks are asked, all have the request by then
-# A rank that was asked to stop waits this long for the next view, so that its state can be saved.
-# In a tie the view may have to wait until the lease expires.
+# For the next view, after a request to stop, so that the state is saved: a tie may take as long.
 _STOPS_S = EXPIRY_S + 8.0
 ALONE_S = 3.0  # between two saves while only one pod has the state
 
@@ -58,7 +56,7 @@ class Worlds:
         self._life, self._world, self._sums = life, life.world, sums
         view = self._world.view
         self._number = view.number if view else 0  # of the last view taken; 0: none
-        self._failed = 0  # worlds in a row that had the same members and could not be formed
+        self._failed = 0  # views in a row whose world, with the same members, was not formed
         # the pod of each member of the last world entered, by rank
         self._pods = dict(zip(view.ids, self._world.pods, strict=True)) if view else {}
         self._how: dict[str, str] = {}  # how each member was lost since then
@@ -111,48 +109,53 @@ class Worlds:
 
     def _form(self) -> None:
         """Form the world of the newest view. Raises LostPeer if a member of it is lost."""
+        members, life = self._world.members, self._life
+        assert members
         self._noticed = self._noticed or time.monotonic()
         live.phase("forming another world")
-        self._life.clock.enter("other")
+        life.clock.enter("other")
         pulse.allow(connect.FIRST_TIMEOUT_S)
-        if not self._life.live.is_whole and self._world.members:
-            self._world.members.status("warm")
+        if not life.live.is_whole:
+            members.status("warm")
         last, view = self._world.view, self._newest()
-        self._failed = self._failed + 1 if last and last.ids == view.ids else 0
-        if self._failed == _TRIES and not self._life.live.is_whole:
+        self._failed = self._failed if last and last.ids == view.ids else 0
+        if self._failed >= _TRIES and members.me not in self._pods:  # it was in no world yet
             raise LifeLost("this worker cannot be connected with the others: allow them all ports")
+        self._pods = self._pods or {it.id: it.pod for it in view.members if it.id != members.me}
         self._number = view.number
         self._how |= {it.id: it.how for it in view.gone}
-        if self._life.live.is_whole and self._world.members:  # packing begins while the ranks meet
-            self._life.rows.move(self._life.progress.data, view.ids, self._world.members.me)
+        if life.live.is_whole:  # packing begins while the ranks meet
+            life.rows.move(life.progress.data, view.ids, members.me)
+        self._failed += 1
         self._world.form(view)
+        self._failed = 0
 
     def _newest(self) -> View:
         """Wait for a view newer than the last; meanwhile answer the launcher's requests."""
-        members, since = self._world.members, time.monotonic()
+        members, life, since = self._world.members, self._life, time.monotonic()
         assert members
         while True:
             pulse.beat()
-            if self._life.stop.asked and self._life.stop.waited_s > _STOPS_S:
+            if life.stop.asked and life.stop.waited_s > _STOPS_S:
                 members.leave(TOLD)
-                how = f"{self._life.stop.cause} after step {self._life.step}"
-                raise Stopped(f"{how}, while waiting for the others")
+                raise Stopped(f"{life.stop.cause} after step {life.step}, while waiting for others")
             found = members.next_view(self._number, _POLL_S)
             if isinstance(found, View):
                 self._proof = None
                 return found
             if isinstance(found, Out):
                 self._come_back()
+                since = time.monotonic()
             elif isinstance(found, LeaseAsked):
                 if self._proof is None or self._proof.asked != found:
                     self._proof = self._prove(found)
                 if lease := self._proof.held(_POLL_S):
                     self._lease = lease
                     members.answer(found)
-            elif not self._life.live.is_whole:
+            elif not life.live.is_whole:
                 if members.is_going:
                     since = time.monotonic()
-                elif time.monotonic() - since > _GONE_S:
+                elif time.monotonic() - since > GONE_S:
                     raise LifeLost("the world that this worker was to join has ended")
             elif since and time.monotonic() - since > _BROKEN_S and self._world.view:
                 since = 0.0
@@ -179,9 +182,10 @@ class Worlds:
         assert self._world.members
         self._world.members.rejoin()
         self._world.alone()
-        self._number, self._proof = 0, None
+        self._number, self._proof, self._pods = 0, None, {}
         self._life.live.is_whole = self._life.stop.holds = False
         pack_first_rows(self._life)
+        live.phase("joining the running ranks")
         self._world.members.status("warm")
 
     def _tell(self, giver: int, is_new: bool) -> None:
@@ -332,10 +336,7 @@ class Worlds:
             taken.catch_up(recorder)
 
     def wait_for_records(self) -> None:
-        """All ranks: wait until rank 0 has the records, before the life ends.
-
-        Raises OSError after ten minutes.
-        """
+        """All ranks: wait until rank 0 has the records. Raises OSError after ten minutes."""
         began = time.monotonic()
         while True:
             self.take_records()

@@ -141,7 +141,9 @@ def test_lanes_stay_with_their_owners(n_lanes, seed):
     for _ in range(60):
         now = lanes.owners(n_lanes, members, before)
         counts = [now.count(it) for it in members]
-        assert max(counts) - min(counts) <= 1
+        sizes = [len(lanes.owned(n, len(members), n_lanes)) for n in range(len(members))]
+        assert sorted(counts) == sorted(sizes)
+        assert lanes.shares(n_lanes, members) == dict(zip(members, counts, strict=True))
         assert lanes.owners(n_lanes, members, now) == now
         assert lanes.owners(n_lanes, rng.sample(members, len(members)), before) == now
         for rank, it in enumerate(members):

@@ -9,9 +9,11 @@ import time
 import pytest
 from support import loaders
 from support.loaders import LANES, Dataset, corpus, open_loader
+from support.waiting import until
 
 from gptddp.data import blocks
 from gptddp.data.loader import Loader
+from gptddp.data.producer import URGENT_STEPS
 from gptddp.errors import DataError
 
 
@@ -110,3 +112,28 @@ def test_a_loader_is_ready_with_rows_for_a_few_steps():
         goes_on.set()
         while not loader.is_ready():
             time.sleep(0.01)
+
+
+def test_a_loader_hurries_only_until_the_next_batch():
+    """Rows for many steps are for a worker that joins; later they would slow the trainer down."""
+    with open_loader(Dataset([["words of a document " * 20] * 10 for _ in range(400)])) as loader:
+        while not loader.is_ready(40):
+            time.sleep(0.01)
+        assert loader._producer.urgent_rows == 40 * 2
+        loader.next()
+        assert loader._producer.urgent_rows == URGENT_STEPS * 2
+
+
+def test_a_hanging_read_of_a_lane_that_has_moved_away_delays_no_other_lane():
+    """The other threads still make rows ahead."""
+    dataset, goes_on = Dataset([["x" * 150] * 2 for _ in range(400)]), threading.Event()
+    dataset.fail = lambda group, attempt: sum(dataset.reads.values()) > 1 or goes_on.wait(60)
+    with open_loader(dataset, threads=2, prefetch=5.0, batch=LANES) as loader:
+        until(lambda: dataset.reads, "a read")
+        (hanging,) = (it for it in loader._producer._busy if it.reading and not it.rows)
+        loader.move([lane for lane in range(LANES) if lane != hanging.number], None)
+        lanes = loader._producer.lanes
+        try:
+            until(lambda: sum(len(it.ready) for it in lanes) > 3 * LANES, "more blocks", 20)
+        finally:
+            goes_on.set()

@@ -7,11 +7,15 @@ import struct
 import threading
 import time
 from ipaddress import IPv4Address
+from types import SimpleNamespace
 
 import pytest
 from support.mesh_pods import Pod
 
 from gptddp.distributed.members import SILENT_S
+from gptddp.launch.mesh import Mesh
+from gptddp.launch.rows import Json
+from gptddp.launch.views import Views
 
 
 def until(what, limit_s=20.0):
@@ -234,3 +238,23 @@ def test_a_living_pod_that_counts_as_dead_rejoins_as_another(job):
     until(lambda: one.pods[0].view[0] > number + 1)
     one.agree(one.pods)
     assert workers == [pod.worker for pod in one.pods]
+
+
+def test_only_the_posts_of_ended_workers_are_forgotten():
+    """A pod that is frozen for minutes sends its posts not again: without them the others would
+    wait for it for ever."""
+    mesh, pushed = Mesh.__new__(Mesh), list[Json]()
+    mesh.views, frozen = Views("a", "a:1", 1, 2), Views("b", "b:1", 1, 2)
+    mesh._links = SimpleNamespace(agent="a", send=lambda frame: None)
+    mesh._row, mesh._told, mesh._worker, mesh._posts = b"", {}, None, {}
+    mesh._push = pushed.append
+    frozen.attach({"id": "w", "pod": "b", "status": "warm"}, "")
+    mesh.views.hear(frozen.row)
+    mesh._post("b", "w", {"handle": "1"})
+    mesh.views.tick(1000.0)
+    mesh._update()
+    assert "b" not in mesh.views.rows and "b" in mesh._posts
+    mesh.views.hear(frozen.row)
+    mesh.views.died("b", "its pod has ended")
+    mesh._update()
+    assert pushed[-1] == {"ended": "w"} and not mesh._posts

@@ -17,34 +17,42 @@ def view_of(number: int, *ids: str) -> View:
     return View(number, "quorum", tuple(Member(it, f"pod-{it}") for it in ids), ())
 
 
-@pytest.mark.parametrize(("whole", "again"), [(False, "abe"), (True, "abe"), (False, "ab")])
-def test_a_joiner_that_cannot_be_connected_ends(monkeypatch, whole, again):
-    """Otherwise the others would form a world with it again and again, and do no step. They have
-    the state, and do not end; nor does a joiner if members are lost."""
+@pytest.mark.parametrize("case", ["cannot connect", "survivor", "members are lost", "formed"])
+def test_only_a_joiner_that_cannot_be_connected_ends(monkeypatch, case):
+    """Otherwise the others would form a world with it again and again, and do no step. Those that
+    were in a world do not end, also if one lacks the newest state; nor does a joiner if members are
+    lost, or if the world is formed and breaks later."""
     worlds, life, _ = worlds_of(3)
-    views = [view_of(1, *"abe"), view_of(2, *again), view_of(3, *again)]
+    views = [
+        view_of(n, *("ae" if case == "members are lost" and n > 2 else "abe")) for n in range(5)
+    ]
     monkeypatch.setattr(worlds, "_newest", lambda: views.pop(0))
-    life.live, life.clock = SimpleNamespace(is_whole=whole), PhaseClock()
+    life.live, life.clock = SimpleNamespace(is_whole=False), PhaseClock()
+    worlds._pods = {"e": "pod-e"} if case == "survivor" else {}
     life.rows, life.progress = SimpleNamespace(move=lambda *about: None), Progress()
     life.world.members.me, life.world.members.status = "e", lambda status: None
 
     def form(view: View) -> None:
         life.world.view = view
-        raise Broken("not all members can be connected")
+        if case != "formed" or view.number == 0:
+            raise Broken("not all members can be connected")
 
     life.world.form = form
     errors = []
-    for _ in range(3):
-        with pytest.raises((Broken, LifeLost)) as caught:
+    for _ in range(5):
+        try:
             worlds._form()
-        errors.append(caught.type)
-    assert (LifeLost in errors) == (not whole and again == "abe")
-    assert errors[:2] == [Broken, Broken]
+        except (Broken, LifeLost) as error:
+            errors.append(type(error))
+    assert [it is LifeLost for it in errors[:4]].count(True) == (case == "cannot connect")
+    assert errors[:3] == [Broken] * (1 if case == "formed" else 3)
 
 
 def test_a_joiner_may_be_the_next_to_hand_the_state_over(monkeypatch):
-    """The last pod of the old world has given it the state, and dies before the change is told."""
+    """The last pod of the old world has given it the state, and dies before the change is told. The
+    ledger has the loss."""
     worlds, life, _ = worlds_of(1)
+    worlds._pods = {"a": "demo-worker-0"}  # of the view that it was to join
     about = {"view": view_of(3, "e"), "pods": ("demo-worker-4",), "rank": 0, "nodes": 1}
     vars(life.world).update(about, broadcast_value=lambda value, source: value)
     life.clock, life.generation, life.machines = PhaseClock(), 1, []
@@ -53,7 +61,8 @@ def test_a_joiner_may_be_the_next_to_hand_the_state_over(monkeypatch):
     life.live = SimpleNamespace(keep_event=lambda event, step: kept.append(event))
     worlds._noticed = time.monotonic()
     worlds._tell(0, False)
-    assert kept[0]["joined"] == [{"rank": 0, "pod": "demo-worker-4"}] and not kept[0]["lost"]
+    assert kept[0]["joined"] == [{"rank": 0, "pod": "demo-worker-4"}]
+    assert [it["pod"] for it in kept[0]["lost"]] == ["demo-worker-0"]
 
 
 def test_a_worker_that_rejoins_packs_its_rows_first(monkeypatch):

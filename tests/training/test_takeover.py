@@ -204,14 +204,19 @@ def test_a_lease_is_requested_during_a_takeover(run, disk, monkeypatch, how):
     assert run("--steps", "8", "--metrics-port", str(free_port())) == 0
 
 
-def test_a_quarantine_during_a_takeover_is_recorded(run, tmp_path, monkeypatch):
-    """Without the record a life from an older checkpoint would get other rows."""
+@pytest.mark.parametrize("learned", [False, True], ids=["decided here", "learned"])
+def test_a_quarantine_during_a_takeover_is_recorded(run, tmp_path, monkeypatch, learned):
+    """Without the record a life from an older checkpoint would get other rows. A rank that was
+    interrupted in the decision learns of it with the state of another rank."""
     next_batch = Life.next_batch
 
     def batch(life):
         if life.step == 3 and life.generation == 1:
             lose_rank_0(life)
+            taken = life.worlds.takeover
+            life.worlds.takeover = None if learned else taken
             life.quarantine(SimpleNamespace(bad=0))
+            life.worlds.takeover = taken
             life.generation = 0  # once
         return next_batch(life)
 

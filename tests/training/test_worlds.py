@@ -162,7 +162,7 @@ def test_a_rank_that_is_asked_to_stop_does_not_wait_for_a_view_for_ever():
     """A rank waits only as long as a tie may take, and then leaves."""
     worlds, life, left = worlds_of(4, asked=True, waited_s=21.0)
     life.world.members.next_view = lambda after, limit_s: None
-    with pytest.raises(Stopped, match="while waiting for the others"):
+    with pytest.raises(Stopped, match="while waiting for others"):
         worlds._newest()
     assert left == ["told to stop"]
 
