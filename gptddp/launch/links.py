@@ -109,6 +109,10 @@ class Links:
         for writer, seal, _ in self._outward.values():
             writer.write(seal.pack(payload))
 
+    def hears(self, agent: str) -> bool:
+        """Is a connection from this agent open?"""
+        return agent in self._inward
+
     def dial(self, address: str) -> None:
         """Keep a connection to this address from now on."""
         if address not in self._dials:

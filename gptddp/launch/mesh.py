@@ -190,8 +190,9 @@ class Mesh:
             self._row = row
             self._links.send(row)
         for agent, post in [*self._posts.items()]:
-            # a pod that was silent for long does not send its posts again when it wakes
-            member = rows[agent]["member"] if agent in rows else post
+            # over an open connection a pod that was silent for long does not send its posts again
+            silent = post if self._links.hears(agent) else None
+            member = rows[agent]["member"] if agent in rows else silent
             if agent in self.views.row["dead"] or not member or member["id"] != post["id"]:
                 del self._posts[agent]
                 self._push({"ended": post["id"]})
@@ -214,6 +215,8 @@ class Mesh:
             return
         if said["row"] != self.views.rows.get(agent):
             self._soon()
+        if agent in self._posts and agent not in self.views.rows:  # silent until now
+            self._push({"posts": {self._posts[agent]["id"]: self._posts[agent]["values"]}})
         self.views.hear(said["row"])
         for address in {said["row"]["address"], *said["peers"]} - {self._address}:
             self._links.dial(address)
@@ -261,7 +264,8 @@ class Mesh:
             self._unfit_s, self._status = 0.0, ""
             views.attach({"id": new["id"], "pod": new["pod"], "status": "starting"}, how)
             self._push({"settings": dict(zip(("least", "most"), self._sizes, strict=True))})
-            self._push({"posts": {p["id"]: p["values"] for p in self._posts.values()}})
+            posts = [post for agent, post in self._posts.items() if agent in views.rows]
+            self._push({"posts": {it["id"]: it["values"] for it in posts}})
         elif self._worker is not writer or member is None:
             return
         elif "status" in said:

@@ -99,7 +99,7 @@ def post_rows(life: LifeParts) -> None:
         rank = {it: n for n, it in enumerate(ids)}
         owners = [rank[it] for it in life.rows.owners]
         about = {"step": life.step, "data": life.progress.data, "ids": ids, "owners": owners}
-        about["step_s"] = life.progress.train_s / max(1, life.step)
+        about["step_s"] = life.stalls.usual_s or 1.0  # 1: no step is done yet
         life.world.members.post(ROWS, about)
 
 

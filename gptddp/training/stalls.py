@@ -53,13 +53,14 @@ class Stalls:
         self._cpu = 0.0, 0.0  # monotonic, and CPU seconds of this process at that time
         self._thread: threading.Thread | None = None
         self._expected_s = FIRST_S  # silence that is a stall
+        self.usual_s = 0.0  # of a step; 0: no step is done
 
     def stepped(self, step_s: float) -> float:
         """Add a step of this many seconds; return the median of the recent steps."""
         self._recent.append(step_s)
-        usual_s = statistics.median(self._recent)
-        self._expected_s = max(LEAST_S, min(4 * usual_s, usual_s + MARGIN_S))
-        return usual_s
+        self.usual_s = statistics.median(self._recent)
+        self._expected_s = max(LEAST_S, min(4 * self.usual_s, self.usual_s + MARGIN_S))
+        return self.usual_s
 
     def silent(self, seconds: float) -> None:
         """Look for a stall: this rank has made no progress for this long."""

@@ -240,12 +240,15 @@ def test_a_living_pod_that_counts_as_dead_rejoins_as_another(job):
     assert workers == [pod.worker for pod in one.pods]
 
 
-def test_only_the_posts_of_ended_workers_are_forgotten():
+@pytest.mark.parametrize("how", [0, 1], ids=["its connection ends", "its death is proven"])
+def test_only_the_posts_of_ended_workers_are_forgotten(how):
     """A pod that is frozen for minutes sends its posts not again: without them the others would
     wait for it for ever."""
     mesh, pushed = Mesh.__new__(Mesh), list[Json]()
     mesh.views, frozen = Views("a", "a:1", 1, 2), Views("b", "b:1", 1, 2)
-    mesh._links = SimpleNamespace(agent="a", send=lambda frame: None)
+    heard = ["b"]  # the connection from it is open
+    mesh._links = SimpleNamespace(agent="a", send=lambda frame: None, hears=heard.__contains__)
+    mesh._links.dial = lambda address: None
     mesh._row, mesh._told, mesh._worker, mesh._posts = b"", {}, None, {}
     mesh._push = pushed.append
     frozen.attach({"id": "w", "pod": "b", "status": "warm"}, "")
@@ -254,7 +257,12 @@ def test_only_the_posts_of_ended_workers_are_forgotten():
     mesh.views.tick(1000.0)
     mesh._update()
     assert "b" not in mesh.views.rows and "b" in mesh._posts
-    mesh.views.hear(frozen.row)
-    mesh.views.died("b", "its pod has ended")
+    pushed.clear()
+    mesh._address, mesh._soon = "a:1", lambda: None
+    mesh._take("b", {"row": frozen.row, "peers": []})  # a worker that is new here needs its posts
+    assert pushed == [{"posts": {"w": {"handle": "1"}}}]
+    mesh.views.tick(1000.0)
+    ends = [heard.clear, lambda: mesh.views.died("b", "its pod has ended")]
+    ends[how]()
     mesh._update()
     assert pushed[-1] == {"ended": "w"} and not mesh._posts

@@ -50,7 +50,7 @@ def state_after(steps: int) -> dict[str, Any]:
 
 
 def told(
-    step: int, ids: list[str], before: list[str], steps: int, train_s: float = 0.0
+    step: int, ids: list[str], before: list[str], steps: int, step_s: float = 0.0
 ) -> tuple[Any, list[str]]:
     """The post of a member of this world, and the owners of its lanes."""
     posts: list[Any] = []
@@ -60,7 +60,8 @@ def told(
         SimpleNamespace(  # type: ignore[arg-type]
             world=SimpleNamespace(members=members, ids=ids),
             step=step,
-            progress=SimpleNamespace(data=state_after(steps), train_s=train_s),
+            progress=SimpleNamespace(data=state_after(steps)),
+            stalls=SimpleNamespace(usual_s=step_s),
             rows=SimpleNamespace(owners=now),
         )
     )
@@ -135,11 +136,11 @@ def test_workers_that_join_together_pack_their_own_lanes(four, most):
         life.rows.close()
 
 
-@pytest.mark.parametrize(("step_s", "steps"), [(30.0, 2), (0.5, 7), (0.0, 101)])
+@pytest.mark.parametrize(("step_s", "steps"), [(30.0, 2), (0.5, 7), (0.01, 101), (0.0, 4)])
 def test_a_joiner_has_rows_for_the_steps_of_three_seconds(step_s, steps, monkeypatch):
     """So many may be done after the post, before it is in."""
     members, asked = Members(), list[int]()
-    members.told = {"a": told(10, ["a"], [], 1, train_s=10 * step_s)[0]}
+    members.told = {"a": told(10, ["a"], [], 1, step_s=step_s)[0]}
     monkeypatch.setattr(Loader, "is_ready", lambda loader, steps: asked.append(steps) or True)
     life = joiner(corpus(), members)
     pack_first_rows(life)
