@@ -101,10 +101,10 @@ def test_a_slow_rank_is_named_and_released(job):
     ((labels, ratio),) = job.scraped("straggler_ratio").items()
     assert labels == '{slow_pod="pod-1",slow_rank="1"}' and ratio > 1.3
     (job.folder / "slow").unlink()
-    (over,) = job.until(lambda: job.events("slow_end"))
+    over, *_ = job.until(lambda: job.events("slow_end"))
     assert over["rank"] == 1 and over["seconds"] >= 1.0
     job.until(lambda: "rank 1 (pod-1) is as fast as the others again" in job.said)
-    assert job.scraped("straggler_ratio") == {}
+    job.until(lambda: job.scraped("straggler_ratio") == {})  # set a moment later
 
 
 def test_a_stopped_rank_is_reported_by_the_others(job):
