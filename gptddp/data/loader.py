@@ -123,9 +123,13 @@ class Loader:
         """
         self._producer.move(self._start(own, state), self._lane)
 
-    def is_ready(self, steps: int = 1) -> bool:
-        """Will `next` return, or raise, at once, for at least so many steps? They come first."""
-        return self._producer.is_ready(steps)
+    def hurry(self, steps: int) -> None:
+        """Make the rows of at least so many steps first, until `next` is called."""
+        self._producer.hurry(steps)
+
+    def is_ready(self) -> bool:
+        """Will `next` return, or raise, at once, for a few steps or those of `hurry`?"""
+        return self._producer.is_ready()
 
     def reading(self) -> str:
         """The file that is read at this moment; "" if none. Any thread may ask."""

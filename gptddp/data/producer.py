@@ -79,14 +79,15 @@ class Producer:
             self._work.notify_all()
             return parts
 
-    def is_ready(self, steps: int) -> bool:
-        """Are the rows of the next steps made, or known to be out of reach?
-
-        At least URGENT_STEPS steps. Until the next `take` such rows come before all others.
-        """
+    def hurry(self, steps: int) -> None:
+        """Until the next `take`: make the rows of so many steps before all others."""
         with self._work:
             self.urgent_rows = max(URGENT_STEPS, steps) * self.n
             self._work.notify_all()
+
+    def is_ready(self) -> bool:
+        """Are the rows of the next steps, those that come first, made or out of reach?"""
+        with self._work:
             enough = (it.rows >= self.urgent_rows or it.error for it in self.lanes)
             return bool(self.error) or all(enough)
 

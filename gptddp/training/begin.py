@@ -11,9 +11,10 @@ from gptddp.checkpoint.load import SavedState
 from gptddp.config import Config
 from gptddp.data.dataset import Dataset
 from gptddp.data.lanes import owners
+from gptddp.data.loader import Loader
 from gptddp.distributed import environment, pulse, storage
 from gptddp.distributed.connect import World
-from gptddp.distributed.members import View
+from gptddp.distributed.members import Members, View
 from gptddp.distributed.waiting import Tell
 from gptddp.errors import ConfigError, LifeLost
 from gptddp.files import MISPLACED, exists, explain, make_folder, may_pass, patiently
@@ -115,39 +116,43 @@ def pack_first_rows(life: LifeParts) -> None:
     members.post(JOINS, True)
     members.wait_for(lambda: members.is_going and members.posts(ROWS), _POSTS_S)
     for _ in range(2):  # the others do steps meanwhile, and may need other blocks by then
-        if not (steps := _plan(life)):
+        if not _plan(life):
             return
-        loader, seen = life.rows.loader, time.monotonic()
-        while not loader.is_ready(steps):
-            file = loader.reading()
-            with storage.waiting(loader.reading):  # a wait for each file
-                while loader.reading() == file and not loader.is_ready(steps):
-                    seen = time.monotonic() if members.is_going else seen
-                    if time.monotonic() - seen > GONE_S:
-                        raise LifeLost(_ENDED)
-                    time.sleep(_LOOK_S)
+        _wait_for_rows(life.rows.loader, members)
 
 
-def _plan(life: LifeParts) -> int:
+def _wait_for_rows(loader: Loader, members: Members) -> None:
+    heard = time.monotonic()
+    while not loader.is_ready():
+        file = loader.reading()
+        with storage.waiting(loader.reading):  # a wait for each file
+            while loader.reading() == file and not loader.is_ready():
+                heard = time.monotonic() if members.is_going else heard
+                if time.monotonic() - heard > GONE_S:
+                    raise LifeLost(_ENDED)
+                time.sleep(_LOOK_S)
+
+
+def _plan(life: LifeParts) -> bool:
     """Begin to make the rows that this worker needs if all that join now come in together.
 
-    Returns the number of steps for which it needs rows before that; 0: no rows.
+    Returns whether it needs any.
     """
     members = life.world.members
     assert members
     if not (told := members.posts(ROWS)):  # of living members
-        return 0
+        return False
     newest = max(told.values(), key=lambda it: it["step"])
     ids = [it for it in newest["ids"] if it in told]
     most = min(life.config.lanes, members.most)
     if len(ids) >= most:
-        return 0
+        return False
     before = [newest["ids"][rank] for rank in newest["owners"]]
     life.rows.owners = owners(life.config.lanes, ids, before)
     others = [it for it in members.posts(JOINS) if it not in (*ids, members.me)]
     life.rows.move(newest["data"], [*ids, members.me, *others][:most], members.me)
-    step_s: float = newest["step_s"]
-    return 1 + math.ceil(_AHEAD_S / max(step_s, _LEAST_STEP_S))
+    life.rows.loader.hurry(1 + math.ceil(_AHEAD_S / max(newest["step_s"], _LEAST_STEP_S)))
+    return True
 
 
 def newest_state(

@@ -6,11 +6,9 @@ import random
 import threading
 
 import pytest
-from support.loaders import LANES, corpus, global_batch, open_loader, run, same
-from support.waiting import until
+from support.loaders import LANES, corpus, file_waited_for, global_batch, open_loader, run, same
 
 from gptddp.data.lanes import owned
-from gptddp.distributed import storage
 from gptddp.errors import DataError
 
 STEPS = 60
@@ -75,14 +73,7 @@ def test_a_hanging_read_of_a_lane_that_moves_away_is_named():
         assert hangs.wait(30)
         (busy,) = loader._producer._busy
         loader.move([lane for lane in range(LANES) if lane != busy.number], None)
-        thread = threading.Thread(target=loader.next)
-        thread.start()
-        with contextlib.suppress(AssertionError):
-            until(lambda: storage.waited_for()[0], "a read", 10)
-        what, _ = storage.waited_for()
-        goes_on.set()
-        thread.join()
-    assert "row group" in what
+        assert "row group" in file_waited_for(loader.next, goes_on)
     assert not loader._producer._busy
 
 

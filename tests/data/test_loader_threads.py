@@ -117,9 +117,11 @@ def test_a_loader_is_ready_with_rows_for_a_few_steps():
 def test_a_loader_hurries_only_until_the_next_batch():
     """Rows for many steps are for a worker that joins; later they would slow the trainer down."""
     with open_loader(Dataset([["words of a document " * 20] * 10 for _ in range(400)])) as loader:
-        while not loader.is_ready(40):
+        loader.hurry(40)
+        while not loader.is_ready():
             time.sleep(0.01)
         assert loader._producer.urgent_rows == 40 * 2
+        assert all(it.rows >= 40 * 2 for it in loader._producer.lanes)
         loader.next()
         assert loader._producer.urgent_rows == URGENT_STEPS * 2
 

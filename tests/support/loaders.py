@@ -12,12 +12,14 @@ import threading
 import time
 import types
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from gptddp.data.lanes import owned
 from gptddp.data.loader import Batch, Loader
+from gptddp.distributed import storage
 
 LANES, SEQ_LEN, SEED = 8, 16, 7
 
@@ -96,6 +98,18 @@ def open_loader(dataset: Dataset, rank=0, world_size=1, **changes) -> contextlib
     settings = {"lanes": LANES, "batch": 2 * LANES, "seq_len": SEQ_LEN, "seed": SEED} | changes
     settings = {"own": owned(rank, world_size, settings["lanes"])} | settings
     return contextlib.closing(Loader(dataset, **settings))
+
+
+def file_waited_for(work: Callable[[], object], goes_on: threading.Event) -> str:
+    """The file for which `work` waits as the main thread would; it ends once `goes_on` is set."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    end = time.monotonic() + 10
+    while not (file := storage.waited_for()[0]) and time.monotonic() < end:
+        time.sleep(0.01)
+    goes_on.set()
+    thread.join()
+    return file
 
 
 def global_batch(loaders: list[Loader]) -> Batch:

@@ -1,20 +1,17 @@
 """A worker that joins has the rows of its next step before the others let it in."""
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.loaders import LANES, SEED, SEQ_LEN, Dataset, corpus, open_loader
-from support.waiting import until
+from support.loaders import LANES, SEED, SEQ_LEN, Dataset, corpus, file_waited_for, open_loader
 
 from gptddp.config import Config, with_preset
 from gptddp.data import blocks
 from gptddp.data.lanes import owners
 from gptddp.data.loader import Loader
-from gptddp.distributed import storage
 from gptddp.errors import BadRowGroup, ConfigError, DataError, LifeLost
 from gptddp.training.begin import JOINS, ROWS, pack_first_rows, post_rows
 from gptddp.training.rows import Rows
@@ -103,8 +100,8 @@ def test_a_joiner_follows_steps_that_are_done_while_it_packs(four, monkeypatch):
     life, ready, far = joiner(dataset, members), Loader.is_ready, 200
     later = told(9 + far, list("abcd"), [], far)[0]
 
-    def packed(loader: Loader, steps: int) -> bool:
-        if is_packed := ready(loader, steps):
+    def packed(loader: Loader) -> bool:
+        if is_packed := ready(loader):
             members.told = dict.fromkeys("abcd", later)
         return is_packed
 
@@ -141,7 +138,8 @@ def test_a_joiner_has_rows_for_the_steps_of_three_seconds(step_s, steps, monkeyp
     """So many may be done after the post, before it is in."""
     members, asked = Members(), list[int]()
     members.told = {"a": told(10, ["a"], [], 1, step_s=step_s)[0]}
-    monkeypatch.setattr(Loader, "is_ready", lambda loader, steps: asked.append(steps) or True)
+    monkeypatch.setattr(Loader, "hurry", lambda loader, steps: asked.append(steps))
+    monkeypatch.setattr(Loader, "is_ready", lambda loader: True)
     life = joiner(corpus(), members)
     pack_first_rows(life)
     assert asked == [steps, steps]
@@ -154,15 +152,9 @@ def test_a_hanging_read_of_a_joiner_is_a_wait_for_the_storage(four):
     members.told = dict.fromkeys("abcd", four[0])
     dataset.fail = lambda group, attempt: goes_on.wait(30)
     life = joiner(dataset, members)
-    thread = threading.Thread(target=pack_first_rows, args=[life])
-    thread.start()
-    with contextlib.suppress(AssertionError):
-        until(lambda: storage.waited_for()[0], "a read", 10)
-    what, _ = storage.waited_for()
-    goes_on.set()
-    thread.join()
+    file = file_waited_for(lambda: pack_first_rows(life), goes_on)
     life.rows.close()
-    assert "row group" in what
+    assert "row group" in file
 
 
 def test_an_error_before_the_join_is_tried_again(four, monkeypatch):
@@ -189,9 +181,20 @@ def test_a_joiner_gives_up_if_the_world_has_ended(four, monkeypatch):
     members = Members()
     members.told, members.is_going = dict.fromkeys("abcd", four[0]), False
     life = joiner(corpus(), members)
-    monkeypatch.setattr(Loader, "is_ready", lambda loader, steps: False)
+    monkeypatch.setattr(Loader, "is_ready", lambda loader: False)
     with pytest.raises(LifeLost):
         pack_first_rows(life)
+    life.rows.close()
+
+
+def test_a_joiner_is_patient_while_its_launcher_hears_of_no_world_yet(four, monkeypatch):
+    """The launcher of a worker that rejoins may connect with the others anew."""
+    members, looks = Members(), list[bool]()
+    members.told, members.is_going = dict.fromkeys("abcd", four[0]), False
+    monkeypatch.setattr(Loader, "is_ready", lambda loader: looks.append(True) or len(looks) > 4)
+    life = joiner(corpus(), members)
+    pack_first_rows(life)
+    assert len(looks) > 4
     life.rows.close()
 
 
