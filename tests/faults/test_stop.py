@@ -36,6 +36,14 @@ def settle_buckets(*args):
     gate("load-" + os.environ["POD_NAME"])
     _settle_buckets(*args)
 """
+CLOSE = """
+from gptddp.training.recorder import Recorder
+_close = Recorder.close
+def close(recorder):
+    gate("close-" + os.environ["POD_NAME"])
+    _close(recorder)
+Recorder.close = close
+"""
 EVALUATION = """
 from gptddp.training import life
 _evaluate = life.evaluate
@@ -109,13 +117,23 @@ def job(corpus, tmp_path):
 
 
 def test_stopping_pods_and_workers_one_by_one_costs_no_step(job, corpus, tmp_path):
-    """A pod, a worker, a pod while another one joins, and a pod whose peer hangs get SIGTERM in one
-    job. Its steps and its last checkpoint have the bits of one process."""
+    """Rank 0 whose disk hangs, a pod, a worker, a pod while another one joins, and a pod whose peer
+    hangs get SIGTERM in one job. Its steps and its last checkpoint have the bits of one process."""
     flags = ("--eval-every", "100000", "--final-lr", "1")  # the rate does not depend on --steps
-    it = job(1, "--steps", "100000", *flags, code=SLOW + LOAD)
+    it = job(1, "--steps", "100000", *flags, code=SLOW + LOAD + CLOSE)
     it.start(0, 1, 2)
     it.goes_on(3)
-    rank_0 = it.worker(0)
+    it.shut("close-pod-0")
+    worker_0 = it.worker(0)
+    it.pods[0].terminate()
+    it.reached("close-pod-0")
+    it.goes_on(2)  # the others, while it cannot close its files
+    assert alive(worker_0)
+    it.open("close-pod-0")
+    assert it.pods[0].wait(30) == 143, it.log(0)
+    it.start(0)
+    it.goes_on(3)
+    worker_0 = it.worker(0)
 
     assert it.stops(2) < GRACE_S / 2
     it.goes_on(2)  # the others, without it
@@ -130,15 +148,15 @@ def test_stopping_pods_and_workers_one_by_one_costs_no_step(job, corpus, tmp_pat
     assert it.stops(1) < GRACE_S / 2
     it.open("load-pod-2")
     it.goes_on(2)
-    assert it.worker(0) == rank_0
+    assert it.worker(0) == worker_0
 
-    for pid in (it.pods[0].pid, rank_0):
+    for pid in (it.pods[0].pid, worker_0):
         os.kill(pid, signal.SIGSTOP)
     time.sleep(1)
     worker = it.worker(2)
     assert it.stops(2) < GRACE_S + 1 and not alive(worker)
     it.pods[0].send_signal(signal.SIGCONT)
-    os.kill(rank_0, signal.SIGCONT)
+    os.kill(worker_0, signal.SIGCONT)
     it.goes_on(1)
     assert it.stops(0) < GRACE_S
     it.check()
