@@ -68,12 +68,17 @@ class Views:
         self.row["member"], self.out = member, 0
 
     def hear(self, row: Json) -> None:
-        """Take a row of another agent, unless that agent is known to be dead."""
+        """Take a row of another agent, unless that agent is known to be dead.
+
+        A new pod waits while an old one of its name, which was deleted by force, still lives.
+        """
         agent = row["agent"]
         if agent in self.row["dead"] or agent == self._agent:
             return
         for other in [*self.rows.values()]:
             if other["address"] == row["address"] and other["agent"] != agent:
+                if self._silent_s[other["agent"]] < SILENT_S:
+                    return
                 self.died(other["agent"], "another launcher has taken its place")
         self.rows[agent] = row
         self._note(row)

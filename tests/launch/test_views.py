@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.simulated_mesh import TICK_S, Sim
+from support.simulated_mesh import TICK_S, Pod, Sim
 
 from gptddp.checkpoint import run_state
 from gptddp.config import Config
@@ -100,6 +100,23 @@ def test_a_killed_worker_is_out_of_the_view_at_once_and_rejoins_last():
     assert [(g["pod"], g["how"]) for g in gone] == [("w-0", "its process died of SIGKILL")]
     sim.run(sim.now + 4)
     assert members(sim) == [("w-1", "w-2", "w-3", "w-0")]
+
+
+@pytest.mark.parametrize("end", ["killed", "silent"])
+def test_a_pod_waits_for_the_end_of_another_one_of_its_name(end):
+    """A new pod with the address of a living one disturbs no view; it comes in after that one's
+    end, or after its silence."""
+    sim = steady(3)
+    old, before = sim.pods[0], len(sim.log)
+    sim.pods.append(Pod(sim, old.name, 1, 3))
+    sim.run(20)
+    assert sim.pods[0] is old and len(sim.log) == before and old.is_in
+    if end == "killed":
+        for other in sim.pods:
+            sim.send(old, other, "")
+    sim.pods.remove(old)
+    sim.run(24 if end == "killed" else 30)
+    assert [pod.is_in for pod in sim.pods] == [True] * 3
 
 
 def test_a_minority_needs_the_lease():
