@@ -249,13 +249,15 @@ class World:
         One process reads the storage, and all ranks take the same decision or none. `work` takes a
         function to report its progress: the others wait while the reports change, and give up after
         FIRST_TIMEOUT_S without a change. The result travels as JSON. Raises the GptddpError of
-        `work`, on all ranks; LostPeer if rank 0 is lost or silent.
+        `work`, on all ranks; LostPeer if rank 0 is lost or silent, or the world is over.
         """
         call = f"{self._formed} {next(self._calls)}"
         box: Any = None
         if self.rank == 0:
 
             def post(doing: str, end: str) -> None:
+                if self.group and not end:
+                    self.group.check()
                 self.post("rank 0", [call, doing, end])
 
             with ended(post):

@@ -309,6 +309,8 @@ class Worlds:
             life.cause = "stopped"
         elif late and mine:
             assert world.members
+            if life.recorder:
+                life.recorder.lease.close()
             world.members.leave(TOLD)  # before its files are closed, which a slow disk delays
             how = f"{life.stop.cause} after step {life.step}; the others continue"
             log.info("[rank %d] %s", world.rank, how)

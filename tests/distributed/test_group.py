@@ -24,6 +24,10 @@ from gptddp.distributed import connect, group
 from gptddp.distributed.lost import is_lost_peer
 from gptddp.distributed.members import Out, View
 worlds = 0
+
+def work(tell):
+    return ["told", tell("something, now")]
+
 exec(os.environ.get("FAULT", ""))
 
 with connect.connect("cpu") as world:
@@ -45,7 +49,7 @@ with connect.connect("cpu") as world:
         after = found.number
         try:
             world.form(found)
-            told = world.from_rank_0(lambda tell: ["told", tell("something, now")])
+            told = world.from_rank_0(work)
             assert told == ["told", None], told
             first = True
             while first or not asked[-1]:
@@ -64,6 +68,13 @@ with connect.connect("cpu") as world:
             if not is_lost_peer(error):
                 raise
             print(f"{type(error).__name__} {error}", file=sys.stderr, flush=True)
+"""
+# For FAULT: the work of rank 0 has no end.
+WAITING = """
+def work(tell):
+    while True:
+        tell("waiting, still")
+        time.sleep(0.1)
 """
 ALONE = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")  # as under torchrun
 NUMBER, AT, PID, RANK, WORLDS, FILES, THREADS, MEMORY = range(8)
@@ -135,6 +146,16 @@ def test_survivors_continue_in_the_same_process(worlds):
         (1, joined["f"][PID]),
     ]
     assert worlds.kill("d")["f"][RANK] == 0
+
+
+def test_rank_0_ends_its_work_when_another_world_continues(worlds):
+    """It may wait for a lease that the other world renews: then it joins that world."""
+    (alone,) = worlds.start("a", fault=WAITING)
+    worlds.commit([alone], by="first")
+    worlds.wait(lambda: "rank 0" in worlds.posts.get(alone, {}))
+    worlds.tell(alone, {"out": 7})
+    worlds.wait(lambda: alone not in worlds.members)
+    assert worlds.by_pod("a") != [alone]
 
 
 def test_a_silent_peer_is_dropped_and_rejoins(worlds):

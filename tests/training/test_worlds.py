@@ -149,10 +149,13 @@ def test_a_rank_that_is_asked_to_stop_first_waits_for_a_stop_of_all():
 
 
 def test_a_rank_that_has_waited_leaves_and_the_others_continue():
-    worlds, _, left = worlds_of(4, asked=True, waited_s=5.0)
+    """Rank 0 first gives up its lease: it must not renew it beside the next rank 0."""
+    worlds, life, left = worlds_of(4, asked=True, waited_s=5.0)
+    lease = SimpleNamespace(close=lambda: left.append("lease"))
+    life.recorder = SimpleNamespace(lease=lease)
     with pytest.raises(Stopped, match="the others continue"):
         worlds.agreed(1, 1, worlds.stops()[0], news=0)
-    assert left == ["told to stop"]
+    assert left == ["lease", "told to stop"]
     worlds, life, left = worlds_of(4)
     worlds.agreed(1, 1, worlds.stops()[0], news=0)
     assert worlds.ends and not life.cause and not left
