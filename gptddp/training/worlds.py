@@ -174,9 +174,9 @@ class Worlds:
     def _come_back(self) -> None:
         """Rejoin: the others continue without this process, which gets their state as a new member.
 
-        Rank 0 must not rejoin: its writes would belong to a replaced generation (LifeLost).
+        With records or lease it ends: its writes would be of a replaced generation (LifeLost).
         """
-        if self._life.recorder or self.takeover:
+        if self._life.recorder or self.takeover or self._lease:
             raise LifeLost("the other ranks continued without this process, with another rank 0")
         log.warning("[rank %d] the other ranks continued without it: it rejoins", self._world.rank)
         assert self._world.members

@@ -78,6 +78,14 @@ def test_a_worker_that_rejoins_packs_its_rows_first(monkeypatch):
     assert did == ["rejoin", "pack", "warm"]
 
 
+def test_a_worker_that_renews_the_lease_does_not_rejoin():
+    """It took the lease as the proof for a view, but the others continued without it."""
+    worlds, _, _ = worlds_of(2)
+    worlds._lease = SimpleNamespace()
+    with pytest.raises(LifeLost, match="continued without this process"):
+        worlds._come_back()
+
+
 @pytest.mark.parametrize("limit_s", [600.0, 0.0])
 def test_the_end_waits_for_the_records_ten_minutes_at_most(monkeypatch, limit_s):
     """The volume may be away for good."""
