@@ -58,9 +58,10 @@ def compare(life: LifeParts, layout: int, records: bool) -> tuple[int, bool]:
 def _hand_over(life: LifeParts, giver: int, lack: Sequence[int]) -> None:
     """All ranks: send the state and the records of the rank `giver` to the ranks in `lack`."""
     world = life.world
-    life.live.is_whole = has_it = world.rank not in lack
-    for rank in lack:
+    for rank in lack:  # the others keep theirs: the giver may die meanwhile
+        life.live.is_whole &= world.rank != rank
         world.send(life.tensors.values(), giver, rank)  # all ranks
+    has_it = world.rank not in lack
     about = [life.progress.to_meta(), life.line, *life.live.kept()] if has_it else None
     about = world.broadcast_value(about, giver)  # all ranks
     if has_it:

@@ -78,6 +78,25 @@ def test_the_state_of_the_highest_step_counts_and_goes_to_the_others():
     assert world.given == [(0, 1), (0, 2)] and life.generation == 3 and life.handed_on == 5
 
 
+@pytest.mark.parametrize(("to", "keeps"), [(1, True), (2, False)])
+def test_a_rank_keeps_its_state_until_the_newer_one_comes(to, keeps):
+    """The only rank with the newer state may be lost while it sends that to rank `to`; this is rank
+    2, one step behind."""
+    world = Group(rank_at(6), rank_at(5))
+    world.rank, world.gather = 2, lambda mine: json.loads(json.dumps([*world.others, mine]))
+    sent = []
+
+    def send(tensors: Any, source: int, rank: int) -> None:
+        sent.append((source, rank))
+        if rank == to:
+            raise Broken("rank 0 is lost")
+
+    world.send, life = send, life_in(world)
+    with pytest.raises(Broken):
+        compare(life, LAYOUT, records=True)
+    assert sent[-1] == (0, to) and life.live.is_whole == keeps
+
+
 def test_no_state_is_sent_if_all_ranks_have_it():
     """A rank whose evaluation was interrupted gets only the numbers of a rank that completed it."""
     world = Group(rank_at(5), rank_at(5, known={"val_loss": 1.5}))
