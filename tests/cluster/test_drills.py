@@ -155,9 +155,11 @@ def test_a_killed_container_costs_a_step(job, recover):
 
 @pytest.mark.parametrize("index", [1, 3])
 def test_a_pod_deleted_by_force_costs_a_step(job, recover, index):
-    """`kubectl delete pod --force`: the operator makes it again at once."""
+    """`kubectl delete pod --force`: the operator makes it again at once, while the old one of its
+    name still stops."""
     found = recover("pod force-deleted", lambda: job.force_delete(index), AT_ONCE)
     assert found.lost == {f"{job.name}-worker-{index}"}
+    assert "another launcher" not in found.events[0]["lost"][0]["how"]
 
 
 def test_rank_0_is_lost_six_times_in_five_minutes(job, recover):
