@@ -175,7 +175,7 @@ class Config:
     betas: tuple[float, float] = _f((0.9, 0.95), KEPT, "AdamW betas, as in 0.9,0.95")
     grad_clip: float = _f(1.0, KEPT, "clip the gradient norm to this; 0: no clipping", least=0)
     max_skipped: int = _f(
-        10, KEPT, "fail after this many non-finite steps in a row (exit code 3)", least=1
+        10, KEPT, "fail after more non-finite steps in a row (exit code 3)", least=1
     )
     # numerics
     seed: int = _f(1337, FIXED, "seed for weights, data order and dropout", least=0, most=2**64 - 1)

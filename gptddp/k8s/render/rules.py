@@ -115,7 +115,7 @@ def _world_size(spec: JobSpec, job: Object) -> Iterator[Found]:
 
 
 def _gpus(spec: JobSpec, job: Object) -> Iterator[Found]:
-    """Each process has its own GPU, and no GPU is unused."""
+    """Each process has its own GPU, and `--gpus` counts all GPUs of a pod."""
     limits = (_container(job).get("resources") or {}).get("limits") or {}
     nproc, count = spec.nproc_per_node or 1, quantity.number(limits.get(spec.gpu_resource))
     if spec.gpus < 0:
