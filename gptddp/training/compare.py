@@ -1,6 +1,7 @@
 """The first act in a new world: compare the states of its ranks, and hand the newest over."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from gptddp.distributed.hardware import machine
 from gptddp.errors import ConfigError, Diverged, LifeLost, LostPeer
@@ -26,8 +27,8 @@ def compare(life: LifeParts, layout: int, records: bool) -> tuple[int, bool]:
     known = {it: life.line[it] for it in DUE if it in life.line}
     generation = life.recorder.generation if life.recorder else life.generation
     about = life.progress.chain_fp, layout, generation, records, machine(world.device), known
-    rows = world.gather((place, *about, life.rows.owners))  # all ranks
-    places, chains, layouts, generations, have_records, machines, lines, owners = zip(
+    rows = world.gather((place, *about, life.rows.owners, life.handed_on))  # all ranks
+    places, chains, layouts, generations, have_records, machines, lines, owners, handed_on = zip(
         *rows, strict=True
     )
     if (newest := max(places))[0] < 0:
@@ -47,25 +48,34 @@ def compare(life: LifeParts, layout: int, records: bool) -> tuple[int, bool]:
         life.line |= lines[rank]
     if life.line:
         life.live.keep(life.line)
-    if lack := [rank for rank in range(world.world_size) if rank not in have]:
-        _hand_over(life, giver, lack)
-        life.handed_on = life.step
     life.generation, life.machines = max(generations), sorted({*machines})
     life.rows.owners = owners[giver]  # from which all ranks find the same new owners
+    life.handed_on = max(handed_on)  # the last comparison may have broken off before its end
+    if lack := [rank for rank in range(world.world_size) if rank not in have]:
+        # joiners first: a rank that is only a step behind keeps its state as long as it can
+        _hand_over(life, giver, sorted(lack, key=lambda rank: places[rank]))
+        life.handed_on = life.step
     return giver, not have_records[0]
 
 
 def _hand_over(life: LifeParts, giver: int, lack: Sequence[int]) -> None:
-    """All ranks: send the state and the records of the rank `giver` to the ranks in `lack`."""
+    """All ranks: send the state and the records of the rank `giver` to the ranks in `lack`.
+
+    Each has the whole state as soon as it has its part, so it can replace the giver.
+    """
     world = life.world
-    for rank in lack:  # the others keep theirs: the giver may die meanwhile
-        life.live.is_whole &= world.rank != rank
-        world.send(life.tensors.values(), giver, rank)  # all ranks
     has_it = world.rank not in lack
     about = [life.progress.to_meta(), life.line, *life.live.kept()] if has_it else None
     about = world.broadcast_value(about, giver)  # all ranks
-    if has_it:
-        return
+    for rank in lack:
+        life.live.is_whole &= world.rank != rank
+        world.send(life.tensors.values(), giver, rank)  # all ranks
+        if world.rank == rank:
+            _take(life, about)
+
+
+def _take(life: LifeParts, about: Any) -> None:
+    """Take the records that belong to the state of this rank's tensors."""
     meta, line, lines, events = about
     left_out = set(life.progress.data.get("quarantined", ()))
     for event in events:

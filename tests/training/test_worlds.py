@@ -57,9 +57,11 @@ def rank_at(
     generation: int = 1,
     known: Any = None,
     owners: Sequence[str] = (),
+    handed_on: int = -1,
 ) -> Any:
     """The contribution of another rank."""
-    return [step, bad], chain, layout, generation, False, "m", known or {}, owners
+    about = generation, False, "m", known or {}, owners, handed_on
+    return [step, bad], chain, layout, *about
 
 
 def life_in(world: Group, step: int = 5, whole: bool = True) -> Any:
@@ -75,34 +77,36 @@ def test_the_state_of_the_highest_step_counts_and_goes_to_the_others():
     world = Group(rank_at(4, chain=1), rank_at(-1, generation=3))
     life = life_in(world)
     assert compare(life, LAYOUT, records=True) == (0, False)
-    assert world.given == [(0, 1), (0, 2)] and life.generation == 3 and life.handed_on == 5
+    assert world.given == [(0, 2), (0, 1)] and life.generation == 3 and life.handed_on == 5
 
 
-@pytest.mark.parametrize(("to", "keeps"), [(1, True), (2, False)])
-def test_a_rank_keeps_its_state_until_the_newer_one_comes(to, keeps):
-    """The only rank with the newer state may be lost while it sends that to rank `to`; this is rank
-    2, one step behind."""
-    world = Group(rank_at(6), rank_at(5))
-    world.rank, world.gather = 2, lambda mine: json.loads(json.dumps([*world.others, mine]))
-    sent = []
+@pytest.mark.parametrize(("to", "step"), [(1, 5), (2, -1), (3, 6)])
+def test_a_rank_has_its_state_until_the_newer_one_comes_and_that_at_once(to, step):
+    """The only rank with the newer state may be lost while it sends that to rank `to`. Rank 1
+    joins, and this is rank 2. It has no whole state only while it gets the other one."""
+    world = Group(rank_at(6), rank_at(-1), rank_at(5))
+    others, newer = world.others, Progress(step=6, chain_fp=CHAIN).to_meta()
+    world.rank, world.world_size = 2, 4
+    world.gather = lambda mine: json.loads(json.dumps([*others[:2], mine, others[2]]))
+    world.broadcast_value = lambda value, source: [newer, {}, [], []]
 
     def send(tensors: Any, source: int, rank: int) -> None:
-        sent.append((source, rank))
         if rank == to:
             raise Broken("rank 0 is lost")
 
     world.send, life = send, life_in(world)
+    life.live.take_over = lambda lines, events: None
     with pytest.raises(Broken):
         compare(life, LAYOUT, records=True)
-    assert sent[-1] == (0, to) and life.live.is_whole == keeps
+    assert step == (life.progress.step if life.live.is_whole else -1)
 
 
 def test_no_state_is_sent_if_all_ranks_have_it():
     """A rank whose evaluation was interrupted gets only the numbers of a rank that completed it."""
-    world = Group(rank_at(5), rank_at(5, known={"val_loss": 1.5}))
+    world = Group(rank_at(5, handed_on=4), rank_at(5, known={"val_loss": 1.5}))
     life = life_in(world)
     assert compare(life, LAYOUT, records=False) == (0, True)
-    assert not world.given and life.handed_on == -1
+    assert not world.given and life.handed_on == 4  # the same on all, also if one missed it
     assert life.line == {"loss": 2.0, "val_loss": 1.5}
     assert life.live.lines == [life.line], "the kept line lacks the evaluation"
 
