@@ -68,16 +68,15 @@ class Views:
         self.row["member"], self.out = member, 0
 
     def hear(self, row: Json) -> None:
-        """Take a row of another agent, unless that agent is known to be dead.
-
-        A new pod waits while an old one of its name, which was deleted by force, still lives.
-        """
+        """Take a row of another agent, unless that agent is known to be dead, or has to wait."""
         agent = row["agent"]
         if agent in self.row["dead"] or agent == self._agent:
             return
         for other in [*self.rows.values()]:
             if other["address"] == row["address"] and other["agent"] != agent:
-                if self._silent_s[other["agent"]] < SILENT_S:
+                # a pod that was deleted by force may still live: the new one of its name waits
+                stays = other is self.row or is_member(other) or not is_member(row)
+                if stays and self._silent_s[other["agent"]] < SILENT_S:
                     return
                 self.died(other["agent"], "another launcher has taken its place")
         self.rows[agent] = row

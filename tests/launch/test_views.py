@@ -119,6 +119,19 @@ def test_a_pod_waits_for_the_end_of_another_one_of_its_name(end):
     assert [pod.is_in for pod in sim.pods] == [True] * 3
 
 
+def test_a_launcher_that_hears_a_waiting_pod_first_joins_the_world_all_the_same():
+    """Another pod is replaced while two of one name live: the one in the world counts."""
+    sim = steady(3)
+    old, other = sim.pods[:2]
+    sim.pods.append(Pod(sim, old.name, 1, 3))
+    sim.run(12)
+    sim.kill_launcher(other)
+    new, waiting = next(p for p in sim.pods if p.name == other.name), sim.pods[-1]
+    new.views.hear(json.loads(json.dumps(waiting.views.row)))
+    sim.run(20)
+    assert new.is_in and old.is_in and old in sim.pods
+
+
 def test_a_minority_needs_the_lease():
     """Two of five that hear no other wait until they have the lease; the three continue."""
     sim = steady(5)
