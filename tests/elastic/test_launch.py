@@ -209,7 +209,9 @@ class TwoWorkers(Job):
         return super().operator_env(i) | {"PET_NPROC_PER_NODE": "2"}
 
     def workers(self, i: int) -> list[int]:
-        return [int((self.folder / f"pod-{i}{name}.pid").read_text()) for name in ("", "-1")]
+        files = [self.folder / f"pod-{i}{name}.pid" for name in ("", "-1")]
+        until(lambda: all(it.exists() and it.read_text() for it in files), "both workers")
+        return [int(it.read_text()) for it in files]
 
 
 @pytest.fixture
