@@ -123,6 +123,14 @@ def _train_all(runs: "Mapping[str, Config]") -> dict[str, int]:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
             signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    this, prctl = os.getpid(), CDLL(None).prctl
+
+    def die_with_this() -> None:
+        """In the child: the kernel stops it if this process is killed."""
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != this:  # it was killed before the line above
+            os._exit(1)
+
     failed = {}
     for count, (name, config) in enumerate(runs.items(), 1):
         if why := why_finished(config):
@@ -131,10 +139,8 @@ def _train_all(runs: "Mapping[str, Config]") -> dict[str, int]:
         args = to_args(given(config))
         _say(f"[{count}/{len(runs)}] {name}\n$ gptddp train {shlex.join(args)}")
         command = [sys.executable, "-c", _TRAIN, *args]
-        # A new session: the terminal's Ctrl-C must reach the child only once, from here. The kernel
-        # stops the child if this process is killed.
-        tie = partial(CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        child = subprocess.Popen(command, start_new_session=True, preexec_fn=tie)
+        # A new session: the terminal's Ctrl-C must reach the child only once, from here.
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_this)
         try:
             code = child.wait()
         except BaseException:  # the SystemExit of a signal
