@@ -22,7 +22,7 @@ LEASE = "[lease](internals.md#the-lease-one-job-at-a-time)"
 # numbers of the faults in this row; words that select their measurements.
 SUMMARY = [
     ("A worker process is killed", STEP, (1, 19, 38), "killed"),
-    ("A pod is killed", STEP, (2, 3, 4, 33, 35, 39), ": retry"),
+    ("A pod is killed", STEP, (2, 3, 4, 33, 35), ": retry"),
     ("Several pods, but not all, are killed one after another", STEP, (8,), "retry"),
     ("All pods are killed one after another", f"{RESUME}; seconds from the pods' return", (8,),
      "resume"),
