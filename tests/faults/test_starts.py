@@ -89,8 +89,7 @@ def test_a_single_failed_write_does_not_end_the_run(
     kind, done, run, undisturbed, tmp_path, monkeypatch, caplog
 ):
     """EIO at any write of the run directory, before or after the write is done: the run has the
-    same bits and records. The log reports what has failed, unless the ledger's next try heals it
-    before the first step."""
+    same bits and records, and the log reports what has failed."""
     monkeypatch.setattr(files, "RETRY_S", (0.0, 0.0))
     monkeypatch.setattr(lines, "RETRY_S", 0.01)
     begin(kind, run, tmp_path)
@@ -114,6 +113,5 @@ def test_a_single_failed_write_does_not_end_the_run(
         assert again(at) == whole, (at, writes.seen[at])
         if at < len(writes.seen) and "Input/output error" not in caplog.text:
             silent.append(writes.seen[at].replace(str(tmp_path / "run"), "").split())
-    # a folder or file that exists need not be made; the ledger's folder is synced with it
-    quiet = ["mkdir"], ["open", "/lease.json"], ["fsync"], ["close"]
-    assert all(it in quiet or it[-1] == "/ledger.jsonl" for it in silent), silent
+    # a folder or file that exists need not be made; the ledger may be written in fewer calls
+    assert all(it in (["mkdir"], ["open", "/lease.json"]) for it in silent), silent
